@@ -58,7 +58,7 @@ READY  := $(VENV)/.ready
 LINTERS := $(VENV)/.linters
 # Training frameworks for python/trainer_tests, as extras of python/pyproject.toml; PyTorch is in $(READY).
 TRAINERS       := $(VENV)/.trainers
-TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,nvrx,peft,pytorch-lightning,ray,torchtitan,transformers
+TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,nvrx,peft,pytorch-lightning,quantized,ray,torchtitan,transformers
 # burn needs a newer Rust than ringstow: empty where rustc is older.
 BURN := $(shell printf '1.95\n%s\n' "$$(PATH=$(HOME)/.cargo/bin:$$PATH rustc --version 2>/dev/null | cut -d' ' -f2)" | sort -VC && echo yes)
 # The S3 server of the tests, in a stamp of its version: it needs a newer Rust than ringstow.

@@ -28,8 +28,8 @@ REFERENCE = {
     "calls": (
         "Saves and loads",
         "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor "
-        "MappedState verify open_write open_read FileWriter FileReader Base Config Stack Unstack "
-        "Concat Split Transpose release_memory",
+        "MappedState allow_types TensorParts verify open_write open_read FileWriter FileReader "
+        "Base Config Stack Unstack Concat Split Transpose release_memory",
     ),
     "manager": (
         "CheckpointManager",

@@ -257,7 +257,8 @@ def test_a_web_page_in_place_of_a_file_is_called_one(tmp_path):
 
 def test_one_file_of_several_is_loaded_with_a_warning(tmp_path):
     for number in (1, 2):
-        save_file({f"w{number}": torch.ones(2)}, tmp_path / f"model-{number:05}-of-00002.safetensors")
+        path = tmp_path / f"model-{number:05}-of-00002.safetensors"
+        save_file({f"w{number}": torch.ones(2)}, path)
     with logged("reading file 1 of 2, which holds a part of the model") as said:
         assert ringstow.load(tmp_path / "model-00001-of-00002.safetensors")
         assert len(said) == 1

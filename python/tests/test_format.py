@@ -22,6 +22,8 @@ import states
 import torch
 import torch.distributed.checkpoint as dcp
 from support import assert_same, manifest_of
+from tensor_list import assert_equal
+from torch.testing._internal.two_tensor import TwoTensor
 from value_list import EQUAL
 
 import ringstow
@@ -80,6 +82,17 @@ def training():
     }
 
 
+def composites():
+    """Return tensors that are made of others."""
+    grid = arange(torch.float32, 4, 6)
+    return {
+        "coo": (grid * (grid % 3 == 0)).to_sparse(),
+        "csr": (grid * (grid % 4 == 0)).to_sparse_csr(),
+        "bits": arange(torch.uint8, 2, 3).view(torch.uint4),
+        "wrapper": TwoTensor(grid, TwoTensor(grid + 1, grid + 2)),
+    }
+
+
 def objects():
     """Return objects that DCP's planner serializes with ``torch.save``."""
     return {"w": torch.ones(2), "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], "step": 7}
@@ -105,6 +118,7 @@ def save_hf(state, path):
 CASES = {
     "values": (values, lambda state, path: ringstow.save(state, path, config=SMALL)),
     "tensors": (tensors, lambda state, path: ringstow.save(state, path, config=SMALL, step=5)),
+    "composites": (composites, lambda state, path: ringstow.save(state, path, config=SMALL)),
     "dcp": (training, save_dcp),
     "hf": (lambda: training()["model"], save_hf),
 }
@@ -146,6 +160,12 @@ def test_load_returns_tied_tensors_tied():
 @pytest.mark.parametrize("name", ["values", "tensors"])
 def test_load_returns_the_stored_values(name):
     assert_same(ringstow.load(STORED / name), CASES[name][0]())
+
+
+def test_load_returns_the_stored_composites():
+    found, wanted = ringstow.load(STORED / "composites"), composites()
+    for name, one in wanted.items():
+        assert_equal(found[name], one)
 
 
 def test_dcp_loads_the_stored_values():

@@ -202,7 +202,7 @@ def test_parent_directories_are_created(tmp_path):
 
 def test_unsavable_state_changes_no_files(tmp_path):
     ringstow.save({"a": 1}, tmp_path / "c")
-    for bad in ({"a": object()}, {"a": torch.ones(2).to_sparse()}):
+    for bad in ({"a": object()}, {"a": torch.ones(2, device="meta")}):
         with pytest.raises(ringstow.Error):
             ringstow.save(bad, tmp_path / "c")
         with pytest.raises(ringstow.Error):

@@ -84,7 +84,7 @@ def test_tensors_that_cannot_be_saved_are_in_the_same_error():
     inner = {}
     inner["self"] = inner
     state = {
-        "sparse": torch.ones(2).to_sparse(),
+        "mkldnn": torch.ones(2).to_mkldnn(),
         "meta": torch.ones(2, device="meta"),
         "text": "\ud800",
         "cycle": inner,
@@ -94,7 +94,7 @@ def test_tensors_that_cannot_be_saved_are_in_the_same_error():
         _encode.encode(state)
     for expected in ("to_dense", "materialize", "surrogate", "contains itself", "as a key"):
         assert expected in str(caught.value)
-    only = {name: state[name] for name in ("sparse", "meta")}
+    only = {name: state[name] for name in ("mkldnn", "meta")}
     with pytest.raises(UnsupportedError, match="^2 values"):
         _encode.encode(only)
 

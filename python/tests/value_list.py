@@ -300,5 +300,8 @@ REFUSED = {
     "generator": (lambda: iter([1]), "list(x)"),
     "exception": (lambda: ValueError("a"), "str(x)"),
     "lock": (threading.Lock, "what it is made of"),
-    "sparse tensor": (lambda: torch.ones(2).to_sparse(), "to_dense"),
+    "quantized tensor": (
+        lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.quint8),
+        "int_repr",
+    ),
 }

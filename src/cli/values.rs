@@ -135,7 +135,10 @@ fn sequence(open: &str, items: impl Iterator<Item = String>, len: usize, close: 
 fn kind(fields: &[(String, Value)]) -> String {
     let Some((tag, first)) = fields.first() else { return String::new() };
     match (tag.as_str(), first) {
-        ("$dataclass" | "$namedtuple" | "$namespace" | "$enum" | "$value", Value::Str(name)) => {
+        (
+            "$composite" | "$dataclass" | "$namedtuple" | "$namespace" | "$enum" | "$value",
+            Value::Str(name),
+        ) => {
             let name = name.strip_prefix("builtins.").unwrap_or(name).replace(':', ".");
             short(&name, INLINE_MAX)
         }
@@ -162,6 +165,13 @@ fn other(fields: &[(String, Value)]) -> String {
         }
         ("$dataclass" | "$namedtuple" | "$namespace", ..) => {
             return format!("{}{}", kind(fields), field("fields").map_or_else(String::new, inline));
+        }
+        ("$composite", ..) => {
+            return format!(
+                "{}{}",
+                kind(fields),
+                field("tensors").map_or_else(String::new, inline)
+            );
         }
         _ => {}
     }
@@ -217,6 +227,7 @@ mod tests {
         let json = r#"{
             "config": {"$dataclass": "app:Config", "fields": {"lr": 0.1, "w": {"$tensor": "config.w"}}},
             "tags": {"$set": ["a", "b"]},
+            "quantized": {"$composite": "q:Int8", "tensors": {"data": {"$tensor": "quantized.data"}}, "context": {}},
             "window": {"$deque": [{"$tensor": "window.0"}], "maxlen": 3},
             "points": [{"$namedtuple": "app:P", "fields": {"x": 1}}],
             "mode": {"$enum": "app:Mode", "name": "TRAIN"},
@@ -233,6 +244,7 @@ mod tests {
                 "config: app.Config 1 tensor",
                 "  lr: 0.1",
                 "tags: set[\"a\", \"b\"]",
+                "quantized: q.Int8 1 tensor",
                 "window: deque 1 tensor",
                 "points:",
                 "  [0]: app.P",

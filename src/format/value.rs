@@ -43,6 +43,7 @@ impl Value {
     ///
     /// - a list for a set or a deque,
     /// - a dictionary for a defaultdict, and of the fields of a dataclass, a named tuple or a namespace,
+    /// - a dictionary of the inner tensors of a tensor that is made of others,
     /// - the text of a subclass of `str`,
     /// - otherwise the value itself.
     pub fn plain(&self) -> &Value {
@@ -50,11 +51,16 @@ impl Value {
         let Some((tag, body)) = fields.first() else { return self };
         match tag.as_str() {
             "$set" | "$frozenset" | "$deque" | "$defaultdict" | "$str" => body,
-            "$dataclass" | "$namedtuple" | "$namespace" => {
-                fields.iter().find(|(name, _)| name == "fields").map_or(self, |(_, value)| value)
-            }
+            "$dataclass" | "$namedtuple" | "$namespace" => self.field("fields"),
+            "$composite" => self.field("tensors"),
             _ => self,
         }
+    }
+
+    /// A field of a value that only Python has; the value itself if it lacks the field.
+    fn field(&self, wanted: &str) -> &Value {
+        let Self::Other(fields) = self else { return self };
+        fields.iter().find(|(name, _)| name == wanted).map_or(self, |(_, value)| value)
     }
 
     /// The name of the tensor, array or object that it refers to.
@@ -178,6 +184,10 @@ mod tests {
         }
         let by_pairs = read(r#"{"$defaultdict":[[1,2]],"factory":null}"#);
         assert_eq!(by_pairs.plain(), &Value::Dict(vec![(Value::Int(1), Value::Int(2))]));
+        let quantized = read(
+            r#"{"w":{"$composite":"q:Int8","tensors":{"data":{"$tensor":"w.data"}},"context":{}}}"#,
+        );
+        assert_eq!(quantized.find("w.data"), Some(&Value::Tensor("w.data".into())));
         assert_eq!(read(r#"{"$enum":"app:E","name":"A"}"#).plain().as_str(), None);
         assert_eq!(read(r#"{"$dataclass":5}"#).get("x"), None);
     }

@@ -54,7 +54,8 @@ class Source(Protocol):
 
 def lazy_state(path: str, checkpoint: Source, skeleton: State, *, allow_pickle: bool) -> State:
     """Return the state of a skeleton, whose tensors and arrays load on demand."""
-    contents = _build.Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
+    # Tensors that are made of others stay parts, which load on demand.
+    contents = _build.Contents(path, checkpoint.tensor, allow_pickle=allow_pickle, as_parts=True)
     _build.Survey(contents).add(skeleton)
     ahead = ReadAhead(checkpoint)
     known: dict[tuple[str, str], LazyTensor] = {}

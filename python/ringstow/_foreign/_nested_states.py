@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringstow._core._errors import FormatError
-from ringstow._state.tensors import _numpy, _torch
+from ringstow._state.tensors import _composites, _numpy, _torch
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _custom_types, _cycles
 from ringstow._state.tree._custom_types import parts
@@ -142,7 +142,7 @@ def replaced(node: Any, make: Make, path: Path = ()) -> Any:
 
 
 def resolved(state: State) -> State:
-    """Return a copy of a state without conjugated or negated views.
+    """Return a copy of a state without conjugated or negated views, and composites as their parts.
 
     torch only marks such a view; the elements in memory differ. Each is copied when it is loaded.
     """
@@ -150,7 +150,7 @@ def resolved(state: State) -> State:
 
     def make(value: Any, at: Path) -> Any:
         if not (_torch.is_tensor(value) and (value.is_conj() or value.is_neg())):
-            return value
+            return _composites.as_parts(value)
         if id(value) not in known:
             spec = spec_of(value.dtype, value.shape, describe(at))
             known[id(value)] = LazyTensor(*spec, functools.partial(_resolved, value))

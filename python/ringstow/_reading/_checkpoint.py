@@ -19,7 +19,7 @@ from ringstow._reading._names import skeleton_of
 from ringstow._state.tensors import _numpy, _torch
 from ringstow._state.tree import _build, _walk
 from ringstow._state.tree._select import missing_names
-from ringstow._state.tree._walk import Box, Leaf, Path, flat_name
+from ringstow._state.tree._walk import COMPOSITE, Box, Leaf, Path, flat_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 Framework = Literal["torch", "numpy"]
 _ELEMENTS = ("$tensor", "$ndarray")
-_KINDS = {"$tensor": "tensor", "$ndarray": "array", "$object": "object", "$pickle": "pickle"}
+_KINDS = {
+    COMPOSITE: "composite",
+    "$tensor": "tensor",
+    "$ndarray": "array",
+    "$object": "object",
+    "$pickle": "pickle",
+}
 
 _log = logging.getLogger("ringstow")
 
@@ -127,7 +133,9 @@ class Checkpoint(Mapping[str, "Entry"]):
         )
         self._skeleton: dict[Any, Any] = skeleton_of(opened, path) if is_tree else {}
         rows = {row[0]: row for row in opened.tensors}  # copied: ``opened`` may be closed
-        self._contents = _build.Contents(path, rows.get, allow_pickle=allow_pickle)
+        self._contents = _build.Contents(
+            path, rows.get, allow_pickle=allow_pickle, as_parts=as_numpy
+        )
         self._entries = self._all(opened)
 
     def __getitem__(self, name: str) -> Entry:
@@ -196,6 +204,8 @@ class Checkpoint(Mapping[str, "Entry"]):
         def make(leaf: Leaf | Box, at: Path) -> Any:
             if isinstance(leaf, Leaf) and leaf.tag in _KINDS:
                 return self._entry(leaf, at)
+            if isinstance(leaf, Box) and leaf.tag == COMPOSITE:
+                return Entry(self, flat_name(at), at, leaf.unmade or leaf)
             try:
                 return builder.make(leaf, at)
             except UnsupportedError:
@@ -236,11 +246,13 @@ class Checkpoint(Mapping[str, "Entry"]):
         opened = self._alive()
 
         def is_entry(leaf: Leaf | Box) -> bool:
-            return entries and leaf.tag in _ELEMENTS
+            return entries and leaf.tag in (*_ELEMENTS, COMPOSITE)
 
         def make(leaf: Leaf | Box, at: Path) -> Any:
-            if isinstance(leaf, Leaf) and is_entry(leaf):
-                return self._entry(leaf, at)
+            if is_entry(leaf):
+                if isinstance(leaf, Leaf):
+                    return self._entry(leaf, at)
+                return Entry(self, flat_name(at), at, leaf.unmade or leaf)
             return builder.make(leaf, at)
 
         survey = _build.Survey(self._contents)
@@ -341,7 +353,9 @@ class Entry:
     def kind(self) -> str:
         """The kind: ``"tensor"``, ``"array"`` (numpy), ``"object"`` (DCP) or ``"pickle"``.
 
-        Or ``"value"``, for a value of a type that this program does not have.
+        ``"composite"`` is a tensor that is made of others: its inner tensors are entries, too, of
+        its name, a dot and theirs. ``"value"`` is a value of a type that this program does not
+        have.
         """
         return _KINDS.get(self._leaf.tag, "value")
 
@@ -363,6 +377,9 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of data; 0 for a value."""
+        if self.kind == "composite":
+            inside = ((self._path, leaf) for leaf in _walk.stored_leaves(self._leaf))
+            return sum(self._checkpoint._contents.stored(leaf, at).nbytes for at, leaf in inside)
         if self.kind == "value":
             return 0
         if self.kind == "pickle":

@@ -57,11 +57,12 @@ def load(
     config: Config | None = None,
     device: str | torch.device | None = None,
     framework: Literal["torch", "numpy"] = "torch",
+    tensor_parts: bool = False,
 ) -> dict[Any, Any]:
     """Load a checkpoint, or a part of it, into new tensors.
 
     The result equals the saved state, including types and order, with two exceptions: Parameters
-    and other subclasses become plain tensors, and all tensors are dense. Tensors that shared the
+    become plain tensors, and the elements of a strided tensor are dense. Tensors that shared the
     same elements, such as tied weights, share memory again; other overlapping views do not. A
     loaded tensor's storage can't be resized.
 
@@ -109,6 +110,9 @@ def load(
         framework: how to return torch tensors: as ``"torch"`` tensors, or as ``"numpy"`` arrays,
             which needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``.
             A torch.Size becomes a tuple, a torch.dtype numpy's dtype, a torch.device its name.
+        tensor_parts: return tensors that are made of others, such as quantized and sparse ones, as
+            `TensorParts`, their inner tensors by name. That needs no library but torch. With
+            ``framework="numpy"`` they are always `TensorParts`.
 
     Returns:
         The state dict.
@@ -143,6 +147,7 @@ def load(
         config=config,
         device=device,
         framework=framework,
+        tensor_parts=tensor_parts,
     )
     return state
 
@@ -161,6 +166,7 @@ def loaded(
     config: Config | None = None,
     device: str | torch.device | None = None,
     framework: Literal["torch", "numpy"] = "torch",
+    tensor_parts: bool = False,
 ) -> tuple[dict[Any, Any], LoadReport]:
     """Load as `load` does; also return the report."""
     if prefix is not None and keys is not None:
@@ -203,6 +209,7 @@ def loaded(
                 skips=skips,
                 allow_pickle=allow_pickle,
                 as_numpy=framework == "numpy",
+                as_parts=tensor_parts or framework == "numpy",
             )
         )
     tell(report)
@@ -316,6 +323,7 @@ def _load(
     skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
+    as_parts: bool,
 ) -> tuple[dict[Any, Any], LoadReport]:
     """Load the selected leaves of a checkpoint; the report lists damage.
 
@@ -335,7 +343,7 @@ def _load(
         skeleton = renamed_tree(skeleton, rename, source.tensors_for(where), where)
         gone = source.with_views(damaged)
     skeleton = _salvage.without(skeleton, gone)
-    contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle)
+    contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle, as_parts=as_parts)
     survey = _build.Survey(contents, apart=gpu is not None)
     wanted = None
     files = None if mapped is None else MappedFiles(checkpoint, mapped)

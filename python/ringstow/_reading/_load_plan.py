@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _native
+from ringstow._reading import _composite_tensors
 from ringstow._reading._mapped_tensors import Mapped, Opened
 from ringstow._reading._salvage import holds_damage, marked
 from ringstow._reading._shard_boxes import Boxed
@@ -28,7 +29,15 @@ from ringstow._state.objects._modules import ModuleState
 from ringstow._state.objects._optimizers import OptimizerState, is_optimizer_state
 from ringstow._state.objects._per_rank import PerRank
 from ringstow._state.objects._state_dicts import OtherState, Part, Parts, are_alike, of_rank
-from ringstow._state.tensors import _cuda, _device_arrays, _numpy, _shards, _torch
+from ringstow._state.tensors import (
+    _composite_shards,
+    _composites,
+    _cuda,
+    _device_arrays,
+    _numpy,
+    _shards,
+    _torch,
+)
 from ringstow._state.tensors._memory import (
     Stored,
     Target,
@@ -44,6 +53,7 @@ from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._similar_names import Gap
 from ringstow._state.tree._tensor_views import View
 from ringstow._state.tree._walk import (
+    COMPOSITE,
     METADATA,
     Box,
     Leaf,
@@ -187,6 +197,8 @@ class Merge:
         is_array = isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray")
         if type(target) not in self._usual.kinds and _shards.is_sharded(target):
             self._sharded(target, node, path)
+        elif isinstance(node, Box) and node.tag == COMPOSITE:
+            return _composite_tensors.merge(self, target, node, path)
         elif type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
@@ -209,7 +221,7 @@ class Merge:
             return self._fields(target, node, path)
         elif is_array and not isinstance(target, DamagedTensor | None):
             if has_a_place(target):
-                self._differ(path, f"a value ({type_name(target)})", kind_there(node))
+                self.differ(path, f"a value ({type_name(target)})", kind_there(node))
             else:
                 self._refuse(target, node, path)
         elif not is_opaque and not has_a_place(target):
@@ -224,7 +236,7 @@ class Merge:
         at = (*path, key)
         if not self.is_damaged(node):
             self.survey.add(node, at)
-            self._assign(holder.__setitem__, {key: lambda builder: builder.value(node, at)})
+            self.assign(holder.__setitem__, {key: lambda builder: builder.value(node, at)})
 
     def _object(self, part: Part, node: Any, path: Path) -> None:
         """Plan the load of an object's state, and pass it to the object afterwards."""
@@ -309,6 +321,9 @@ class Merge:
             found = self._usual.exchange.find(tensor, self._address_of)
             if found is not None:
                 return Target(tensor, *found, strides=None)
+        if _composites.is_composite(tensor):
+            problem = _composite_tensors.kind_here(tensor)
+            return Target(tensor, "", (), 0, None, problem=problem)
         return _torch.target_of(tensor, describe(path), self._address_of)
 
     def _array(self, array: Any, path: Path) -> Target:
@@ -327,10 +342,10 @@ class Merge:
         kind: str,
     ) -> None:
         if not (isinstance(node, Leaf) and node.tag in tags):
-            return self._differ(path, kind, kind_there(node))
+            return self.differ(path, kind, kind_there(node))
         target = target_of(value, path)
         if target.problem:
-            return self._differ(path, f"{target.problem}, which can't be filled,", kind_there(node))
+            return self.differ(path, f"{target.problem}, which can't be filled,", kind_there(node))
         stored = self.contents.stored(node, path)
         cast = target.value is not None and can_cast(stored, target.dtype, target.shape)
         if not self._fits(stored, (target.dtype, target.shape), path, cast=cast):
@@ -350,9 +365,9 @@ class Merge:
             code = _numpy.code_of_array(value) if _numpy.is_array(value) else None
             if target.problem:
                 here = f"{target.problem}, which can't be filled,"
-                self._differ(path, here, "a numpy array")
+                self.differ(path, here, "a numpy array")
             elif code is None:
-                self._differ(path, "a numpy array", f"a {type_name(value)}")
+                self.differ(path, "a numpy array", f"a {type_name(value)}")
             else:
                 stored = Stored(code, value.shape, value.nbytes)
                 cast = can_cast(stored, target.dtype, target.shape)
@@ -370,16 +385,40 @@ class Merge:
         kind = "size" if here[1] != there[1] else "cast" if cast else "dtype"
         if kind == "size" and len(here[1]) == 2 and here == (there[0], there[1][::-1]):
             kind = "turned"
-        self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
+        self.differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
         return False
 
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
-        if not (isinstance(node, Leaf) and node.tag == "$tensor"):
-            return self._differ(path, "a sharded tensor", kind_there(node))
-        stored = self.contents.stored(node, path)
         key = functools.partial(describe, path)
-        shape, pieces, _ = _shards.sharded(tensor, key)
-        code = _torch.code_of(tensor, key)
+        found = _shards.sharded(tensor, key)
+        whole = None
+        if _composite_shards.may_be_whole(found, self._usual.kinds):
+            whole = _composite_shards.whole_of(tensor, found, key)
+        if whole is not None:
+            kind = f"a DTensor of a {whole.parts.type.replace(':', '.')}"
+            if not (isinstance(node, Box) and node.tag == COMPOSITE):
+                return self.differ(path, kind, kind_there(node))
+            for name, leaf in _composite_tensors.shards(self, whole, node, path):
+                self._pieces(whole.inner[name][:2], leaf, (*path, name))
+            return None
+        if not (isinstance(node, Leaf) and node.tag == "$tensor"):
+            return self.differ(path, "a sharded tensor", kind_there(node))
+        return self._pieces(found[:2], node, path, _torch.code_of(tensor, key))
+
+    def _pieces(
+        self,
+        of_rank: tuple[_shards.Shape, list[_shards.Piece]],
+        node: Leaf,
+        path: Path,
+        code: str = "",
+    ) -> None:
+        """Plan to fill this rank's regions of a tensor."""
+        shape, pieces = of_rank
+        stored = self.contents.stored(node, path)
+        if pieces and not code:
+            code = _torch.code_of(pieces[0].local, functools.partial(describe, path))
+        if not code:  # a composite of which this rank has nothing
+            return None
         here = (code, in_elements(shape, code))
         if not self._fits(stored, here, path, cast=can_cast(stored, *here)):
             return None
@@ -391,7 +430,7 @@ class Merge:
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
-            return self._differ(path, f"a {type_name(target)}", kind_there(node))
+            return self.differ(path, f"a {type_name(target)}", kind_there(node))
         if _new_optimizers.differs(target, node):
             _new_optimizers.optimizer(self, target, node, path, self._layouts.of(target), new=False)
             return None
@@ -399,7 +438,7 @@ class Merge:
         with self.contents.keys():
             for key, child in node.items():
                 saved[key if type(key) is str else self._key(key, path, saved)] = child
-        self._assign(target.__setitem__, self._items(target, saved, path))
+        self.assign(target.__setitem__, self.items(target, saved, path))
         metadata = metadata_of(node)
         is_held = isinstance(target, collections.OrderedDict)
         if metadata is not None and is_held and not self.is_damaged(metadata):
@@ -410,11 +449,11 @@ class Merge:
 
     def _sequence(self, target: Any, node: Any, path: Path) -> Make | None:
         if type(node) is not type(target):
-            self._differ(path, f"a {type_name(target)}", kind_there(node))
+            self.differ(path, f"a {type_name(target)}", kind_there(node))
             return None
-        makes = self._items(dict(enumerate(target)), dict(enumerate(node)), path)
+        makes = self.items(dict(enumerate(target)), dict(enumerate(node)), path)
         if not isinstance(target, tuple):
-            self._assign(target.__setitem__, makes)
+            self.assign(target.__setitem__, makes)
         elif makes:
             return lambda b: tuple(makes[n](b) if n in makes else v for n, v in enumerate(target))
         return None
@@ -427,12 +466,12 @@ class Merge:
             return None
         assert here is not None
         if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.name):
-            self._differ(path, f"a {type_name(target)}", kind_there(node))
+            self.differ(path, f"a {type_name(target)}", kind_there(node))
             return None
         held = dict(here.steps())
-        makes = self._items(held, dict(node.steps()), path)
+        makes = self.items(held, dict(node.steps()), path)
         if not _custom_types.is_frozen(target):
-            self._assign(functools.partial(_custom_types.set_field, target), makes)
+            self.assign(functools.partial(_custom_types.set_field, target), makes)
         elif makes:
             return lambda b: _custom_types.with_fields(
                 Box(here.tag, here.name, held | {name: make(b) for name, make in makes.items()}),
@@ -440,7 +479,7 @@ class Merge:
             )
         return None
 
-    def _items(self, here: dict[Any, Any], saved: dict[Any, Any], path: Path) -> dict[Any, Make]:
+    def items(self, here: dict[Any, Any], saved: dict[Any, Any], path: Path) -> dict[Any, Make]:
         """Plan the changes of a container's items; return the builders of the replaced items."""
         makes: dict[Any, Make] = {}
         steps: Iterable[Any] = saved
@@ -469,14 +508,16 @@ class Merge:
         for tensor, leaf, path in displaced:
             self._fill(tensor, leaf, path, self._tensor, ("$tensor",), "a tensor")
 
-    def _assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
+    def assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
+        """Plan to store the new items of a container."""
         self.assigns += [(functools.partial(store, step), make) for step, make in makes.items()]
 
     def _key(self, key: Any, path: Path, others: Container[Any] = ()) -> Any:
         self.survey.add(key, path)
         return rebuild_key(key, path, Builder(self.contents, {}).make, others)
 
-    def _differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+    def differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+        """Note that a value is of another kind, dtype or size in the checkpoint."""
         self.differs.add(kind)
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
 

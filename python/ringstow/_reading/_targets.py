@@ -18,7 +18,7 @@ from ringstow._state.tree._damaged_tensors import DamagedTensor
 from ringstow._state.tree._encode import encode
 from ringstow._state.tree._refusals import Refusals, Refused, type_name
 from ringstow._state.tree._similar_names import Gap
-from ringstow._state.tree._walk import Box, Leaf, Path
+from ringstow._state.tree._walk import COMPOSITE, Box, Leaf, Path
 
 SEQUENCES = (list, tuple, collections.deque)
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -110,6 +110,8 @@ def has_a_place(value: Any) -> bool:
 
 def kind_there(node: Any) -> str:
     if isinstance(node, Box):
+        if node.tag == COMPOSITE and ":" not in node.name:
+            return f"a {node.name} tensor"
         return f"a {node.name.replace(':', '.') or node.tag[1:]}"
     if not isinstance(node, Leaf):
         return f"a {type_name(node)}"

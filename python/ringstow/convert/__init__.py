@@ -195,9 +195,11 @@ def convert(
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
     if source_kind != "ringstow":
         _nested_states.check(here, state)
+        state = _nested_states.resolved(state)
         at, _ = max(stored(state), key=lambda one: one[1].nbytes, default=((), None))
         _nested_states.check_size(here, total_bytes(state), describe(at))
-        state = _nested_states.resolved(state)
+    if target_kind != "ringstow":
+        _targets.refuse_composites(state, here, target_kind)
     if target_kind == "hf" and not prefix:
         prefix = _targets.prefix_of(state, here, source_kind)
         options = dataclasses.replace(options, prefix=prefix)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringstow._core._errors import CorruptCheckpointError
 from ringstow._foreign._nested_states import is_stored, is_tensor, loaded
-from ringstow._state.tensors import _numpy
+from ringstow._state.tensors import _composites, _numpy
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _custom_types
 from ringstow._state.tree._custom_types import parts
@@ -46,6 +46,7 @@ class Comparison:
         Raises:
             CorruptCheckpointError: the states differ; names the first difference.
         """
+        expected = _composites.as_parts(expected)
         if is_stored(expected) and is_stored(found):
             return self._tensors(expected, found, path)
         if type(expected) is not type(found):

@@ -14,16 +14,18 @@ from typing import Any
 
 from ringstow import _native
 from ringstow._core import _files
-from ringstow._core._errors import InvalidStateError, KeyMismatchError
+from ringstow._core._errors import InvalidStateError, KeyMismatchError, UnsupportedError
 from ringstow._foreign import _pickles
 from ringstow._foreign._nested_states import State, is_stored, is_tensor, loaded, replaced, stored
 from ringstow._ranks import _concurrent_saves
 from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
 from ringstow._state.tensors import _torch
+from ringstow._state.tensors._composites import TensorParts
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _encode
-from ringstow._state.tree._walk import describe, flat_name, leaves
+from ringstow._state.tree._custom_types import parts
+from ringstow._state.tree._walk import Path, describe, flat_name, leaves
 from ringstow.convert import _torch_files
 from ringstow.convert._sources import Options
 
@@ -268,6 +270,28 @@ def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
     for at, value in leaves(state):
         if is_stored(value) or not (isinstance(value, (dict, list, tuple)) and not value):
             yield at, value
+
+
+def refuse_composites(state: State, source: str, kind: str) -> None:
+    """Refuse tensors that are made of others, which only ringstow's checkpoints hold.
+
+    Raises:
+        UnsupportedError: names the first one, and says what to do.
+    """
+    for at, value in _composites_in(state, ()):
+        raise UnsupportedError(
+            f"{source}: {describe(at)} is a {value.type.replace(':', '.')}, a tensor that is made "
+            f"of others, which a target of the kind {kind!r} can't hold: load it, and save "
+            ".dequantize() or .to_dense() of it"
+        )
+
+
+def _composites_in(node: Any, path: Path) -> Iterator[tuple[Path, TensorParts]]:
+    if type(node) is TensorParts:
+        yield path, node
+    elif not is_stored(node):
+        for key, child in parts(node) or ():
+            yield from _composites_in(child, (*path, key))
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from ringstow._state.tensors._memory import in_elements
 from ringstow._state.tree import _build, _skeleton
 from ringstow._state.tree._encode import Json
 from ringstow._state.tree._skeleton import DEPTH_MAX
-from ringstow._state.tree._walk import STORED, Box, Leaf, NoKeyError, leaves, rebuild_key
+from ringstow._state.tree._walk import COMPOSITE, STORED, Box, Leaf, NoKeyError, leaves, rebuild_key
 from ringstow.dcp._containers import Container, Containers, Path, Step
 
 Shape = tuple[int, ...]
@@ -66,7 +66,15 @@ class _Branch(dict[Step, Any]):
             self.update(items)
 
 
-def tree_of(metadata: Metadata, notes: Containers | None = None) -> str:
+class Notes(NamedTuple):
+    """What the ranks have noted of values whose trees Metadata lacks."""
+
+    containers: Containers
+    trees: dict[str, str]
+    """The trees of tensors that are made of others, by flat name."""
+
+
+def tree_of(metadata: Metadata, notes: Notes | None = None) -> str:
     """Return the JSON tree of a checkpoint's values.
 
     The tree is nested by the default planner's ``planner_data``; it is flat if that has another
@@ -77,11 +85,13 @@ def tree_of(metadata: Metadata, notes: Containers | None = None) -> str:
         name: {"$object" if isinstance(stored, BytesStorageMetadata) else "$tensor": name}
         for name, stored in metadata.state_dict_metadata.items()
     }
+    containers, trees = notes or Notes({}, {})
+    leaves |= {name: json.loads(tree) for name, tree in trees.items() if name in leaves}
     root = _nested(leaves, metadata.planner_data)
     if root is None:
         root = _Branch(leaves)
     else:
-        _mark(root, notes or {})
+        _mark(root, containers)
     return json.dumps(_json(root), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -327,7 +337,7 @@ def _text_of(key: Any) -> str:
 def _is_walked(items: list[Any]) -> bool:
     """Return whether DCP flattens a list: only lists with tensors or dicts."""
     return any(
-        isinstance(item, dict) or _is_item(item) or (isinstance(item, list) and _is_walked(item))
+        isinstance(item, dict) or _is_tensor(item) or (isinstance(item, list) and _is_walked(item))
         for item in items
     )
 
@@ -335,6 +345,11 @@ def _is_walked(items: list[Any]) -> bool:
 def _is_item(node: Any) -> bool:
     """Return whether a leaf is an item for DCP too; an array is not."""
     return isinstance(node, Leaf) and node.tag in ("$tensor", "$object")
+
+
+def _is_tensor(node: Any) -> bool:
+    """Return whether a node is a tensor for DCP, too: then DCP flattens the list around it."""
+    return _is_item(node) or (isinstance(node, Box) and node.tag == COMPOSITE)
 
 
 def _leaves_in(node: Any) -> Iterator[Leaf]:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, SavePlanner, WriteItem
 
 from ringstow._core._errors import Error, UnsupportedError
+from ringstow._reading._shard_boxes import Boxed
 from ringstow._state.tree import _build, _cycles, _packed_values
 from ringstow._state.tree._refusals import Refusals, Refused, remedy
 from ringstow.dcp import _private
@@ -37,6 +38,8 @@ class Blob:
     """None if the value is made here."""
     value: object = None
     """The value that DCP's planner gets for the stream, if it is made here."""
+    boxes: list[Boxed] = dataclasses.field(default_factory=list)
+    """The regions to read into the value, a DTensor of wrappers."""
 
     @classmethod
     def of(cls, item: ReadItem, entry: Entry) -> Blob:

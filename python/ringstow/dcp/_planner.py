@@ -18,7 +18,7 @@ from ringstow._core._gc_pause import collector_paused
 from ringstow._reading._load_plan import judge
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._mismatch import Call, Mismatch
-from ringstow.dcp import _plan_columns, _plan_transfer, _private
+from ringstow.dcp import _composites, _plan_columns, _plan_transfer, _private
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._plan_transfer import Content, Items
 from ringstow.dcp._read_plan import read_items
@@ -185,7 +185,7 @@ def _kind_of(value: Any) -> object:
 def _difference(name: str, here: Any, there: Any) -> tuple[str, str] | None:
     """Return why a saved value can't be loaded into another: the kind, and a sentence."""
     if isinstance(there, BytesStorageMetadata):
-        if isinstance(here, torch.Tensor):
+        if isinstance(here, torch.Tensor) and not _composites.is_composite(here):
             return "kind", f"{name} is a tensor here and an object in the checkpoint"
         return None
     if not isinstance(here, torch.Tensor):

@@ -12,7 +12,8 @@ import functools
 import logging
 import math
 import os
-from typing import Any
+from collections.abc import Container
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,12 +36,14 @@ from ringstow._core._errors import (
 )
 from ringstow._core._gc_pause import collector_paused
 from ringstow._ranks import _shared_fs_lag
+from ringstow._reading import _shard_boxes
 from ringstow._reading._resolve import copies_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._io_reports import LoadReport
 from ringstow._saving import _tier_copies
-from ringstow._state.tensors import _torch
+from ringstow._state.tensors import _composites, _torch
 from ringstow._state.tree import _build, _select
+from ringstow._state.tree._walk import COMPOSITE, Box
 from ringstow.dcp import (
     _broadcast,
     _objects,
@@ -50,6 +53,7 @@ from ringstow.dcp import (
     _targets,
     _true_paths,
 )
+from ringstow.dcp import _composites as _wrappers
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._metadata import Contents, Entry, note_dropped
 from ringstow.dcp._missing_checkpoint import Absence
@@ -315,14 +319,22 @@ class StorageReader(storage.StorageReader):
 
     def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
         """Return the target of each item."""
-        values = self._values(plan)
-        targets: list[Target] = []
         wrong: list[str] = []
+        targets: list[Target] = []
+        cut = self._sharded_composites(plan, planner, wrong)
+        values = self._values(plan, cut)
         self._check_once(plan)
         for item in plan.items:
             entry = self._entry(item)
-            if item.storage_index.fqn in values:
-                targets.append(Blob.made(item, values[item.storage_index.fqn]))
+            if item.storage_index.fqn in cut:
+                targets.append(cut[item.storage_index.fqn])
+            elif item.storage_index.fqn in values:
+                value = values[item.storage_index.fqn]
+                current = _wrappers.current(planner, item.dest_index.fqn)
+                if _torch.is_tensor(current) and _torch.is_tensor(value):
+                    problem = _composites.difference(current, value)
+                    wrong += [f"{item.dest_index.fqn} is {problem}"] if problem else []
+                targets.append(Blob.made(item, value))
             elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
                 kind = "an object" if item.type == LoadItemType.BYTE_IO else "a tensor"
                 wrong.append(f"{item.storage_index.fqn} is not there as {kind}")
@@ -369,6 +381,9 @@ class StorageReader(storage.StorageReader):
         report = self._read([fill.slice_to(fill.target) for fill in direct])
         report = report if read is None else read.followed_by(report)
         _torch.mark_changed(fill.target for fill in direct)
+        if self._checkpoint is not None and (boxes := [box for b in blobs for box in b.boxes]):
+            cut = _shard_boxes.fill(self._checkpoint, boxes)
+            report = report if cut is None else report.followed_by(cut)
         for batch in _targets.batches(copied, self._config.staging_bytes):
             report = report.followed_by(self._copy(batch))
         return report
@@ -395,8 +410,17 @@ class StorageReader(storage.StorageReader):
         blobs = [target for target in targets if isinstance(target, Blob)]
         _true_paths.set_paths(planner, (blob.item for blob in blobs))
         for blob in blobs:
+            if blob.entry is None and _torch.is_tensor(blob.value):
+                self._fill_composite(blob, _wrappers.current(planner, blob.item.dest_index.fqn))
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)
+
+    @staticmethod
+    def _fill_composite(blob: Blob, current: Any) -> None:
+        """Fill a wrapper of the state in place, and have the planner keep it."""
+        if _composites.is_composite(current) and _composites.can_fill(current):
+            _composites.fill(current, cast("torch.Tensor", blob.value))
+            blob.hold(current)
 
     def _shareable(self, item: ReadItem) -> int:
         """Return the bytes of an item that ranks can share; 0 if they can't."""
@@ -405,15 +429,43 @@ class StorageReader(storage.StorageReader):
             return 0  # a rank checks its objects before it changes a tensor
         return math.prod(item.lengths) * _torch.dtype_of(entry.dtype, entry.name).itemsize
 
-    def _values(self, plan: LoadPlan) -> dict[str, Any]:
-        """Return the planned values that ``ringstow.save`` wrote and that are objects for DCP."""
+    def _sharded_composites(
+        self, plan: LoadPlan, planner: LoadPlanner, wrong: list[str]
+    ) -> dict[str, Blob]:
+        """Return the planned DTensors of wrappers, each with this rank's regions; note misfits."""
+        found: dict[str, Blob] = {}
+        if self._contents is None or self._checkpoint is None:
+            return found
+        contents = self._values_of()
+        for item in plan.items:
+            name = item.storage_index.fqn
+            node = self._contents.values.get(name)
+            if not (isinstance(node, Box) and node.tag == COMPOSITE):
+                continue
+            value = _wrappers.current(planner, item.dest_index.fqn)
+            boxes = _wrappers.boxes(contents, node, value, name)
+            if isinstance(boxes, str):
+                wrong.append(f"{item.dest_index.fqn} is {boxes}")
+            if boxes is not None:
+                found[name] = Blob.made(item, value)
+                found[name].boxes = [] if isinstance(boxes, str) else boxes
+        return found
+
+    def _values_of(self) -> _build.Contents:
+        assert self._contents is not None
+        assert self._checkpoint is not None
+        return _build.Contents(
+            self._contents.path, self._checkpoint.tensor, allow_pickle=self._allow_pickle
+        )
+
+    def _values(self, plan: LoadPlan, others: Container[str]) -> dict[str, Any]:
+        """Return the planned values that are objects only for DCP, without these others."""
         if self._contents is None or self._checkpoint is None or not self._contents.values:
             return {}
         nodes = self._contents.values
-        names = {item.storage_index.fqn for item in plan.items if item.storage_index.fqn in nodes}
-        contents = _build.Contents(
-            self._contents.path, self._checkpoint.tensor, allow_pickle=self._allow_pickle
-        )
+        planned = {item.storage_index.fqn for item in plan.items}
+        names = {name for name in planned if name in nodes and name not in others}
+        contents = self._values_of()
         survey = _build.Survey(contents)
         for name in names:
             survey.add(nodes[name], self._contents.paths[name])

@@ -12,11 +12,12 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ringstow._core._errors import Error, InvalidStateError
-from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors import _composites, _cuda, _torch
 from ringstow._state.tensors._memory import ItemSpec, Memory, in_elements
 from ringstow._state.tree._refusals import Refusals
 from ringstow._state.tree._select import is_below
 from ringstow.dcp import _objects, _private
+from ringstow.dcp._composites import Taken, take
 from ringstow.dcp._metadata import Shape
 
 
@@ -25,6 +26,9 @@ class Items(NamedTuple):
 
     specs: list[ItemSpec]
     nbytes: int
+    trees: dict[str, str]
+    """The tree of each tensor that is made of others, by the name of its item; the specs have its
+    inner tensors."""
 
 
 _PICKLE = (
@@ -49,15 +53,20 @@ def resolve(
         UnsupportedError: items can't be saved because of their kind; names them all.
         InvalidStateError: items can't be saved, some for another reason; names them all.
     """
-    items = Items([], 0)
+    items = Items([], 0, {})
     refusals = Refusals(_PICKLE)
     nbytes = 0
     names: set[str] = set()
     find = _finder()
     with torch.no_grad():  # torch's planner calls autograd for each DTensor
         for item in plan.items:
-            memory = _resolve(item, planner, refusals, find, allow_pickle=allow_pickle)
+            memory = _resolve(item, planner, refusals, find, alone=alone, allow_pickle=allow_pickle)
             if memory is None:
+                continue
+            if isinstance(memory, Taken):
+                items.trees[item.index.fqn] = memory.tree
+                items.specs.extend(memory.specs)
+                nbytes += sum(inner.nbytes for _, inner, *_ in memory.specs)
                 continue
             is_known = alone and memory.nbytes == 0 and item.index.fqn in names
             spec = None if is_known else _spec(item, memory, keeps_empty=alone)
@@ -94,13 +103,23 @@ def _describe(item: WriteItem) -> str:
 
 
 def _resolve(
-    item: WriteItem, planner: SavePlanner, refusals: Refusals, find: Find, *, allow_pickle: bool
-) -> Memory | None:
-    """Return the address of an item's bytes; None if it is refused."""
+    item: WriteItem,
+    planner: SavePlanner,
+    refusals: Refusals,
+    find: Find,
+    *,
+    alone: bool,
+    allow_pickle: bool,
+) -> Memory | Taken | None:
+    """Return the address of an item's bytes, or a tensor's parts; None if it is refused."""
     try:
         _check_name(item)
         if item.type != WriteItemType.BYTE_IO:
-            return _tensor(planner.resolve_data(item), item, find)
+            value = planner.resolve_data(item)
+            memory = find(value)
+            if memory is None and _composites.is_composite(value):
+                return take(value, item, planner, refusals, alone=alone)
+            return _tensor(value, item, memory)
         data = _objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
         return None if data is None else _blob(data, _describe(item))
     except Error as error:
@@ -135,8 +154,7 @@ def _blob(value: Any, key: str) -> Memory:
     return Memory("U8", (view.nbytes,), None, ctypes.addressof(start), view.nbytes, start)
 
 
-def _tensor(value: Any, item: WriteItem, find: Find) -> Memory:
-    memory = find(value)
+def _tensor(value: Any, item: WriteItem, memory: Memory | None) -> Memory:
     if memory is None:
         key = _describe(item)
         if not isinstance(value, torch.Tensor):

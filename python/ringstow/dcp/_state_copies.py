@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors import _composites, _cuda, _torch
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._refusals import type_name
 from ringstow._state.tree._walk import DICTS, Path, describe, like, metadata_of
@@ -107,7 +107,20 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
         return [shard.tensor for shard in tensor.local_shards()]
     if isinstance(tensor, DTensor):
         tensor = local_of(tensor)
-    return [tensor] if is_plain(tensor) else None
+    is_usual = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if is_usual and is_plain(tensor):
+        return [tensor]
+    if _composites.is_composite(tensor):
+        return _allowed(tensor)
+    return [tensor] if not is_usual and is_plain(tensor) else None
+
+
+def _allowed(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the inner tensors of a composite; None if its type is not allowed."""
+    try:
+        return _composites.inner(tensor, "")
+    except UnsupportedError:
+        return None
 
 
 def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor:
@@ -115,7 +128,9 @@ def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor
     if isinstance(tensor, ShardedTensor):
         return _private.sharded_tensor_of(copies, tensor)
     if isinstance(tensor, DTensor):
-        return _private.dtensor_of(copies[0], tensor)
+        return _private.dtensor_of(with_parts(local_of(tensor), copies), tensor)
+    if _composites.is_composite(tensor):
+        return _composites.with_inner(tensor, iter(copies), "")
     if not hasattr(tensor, "global_shape"):
         return copies[0]
     twin = copies[0].detach()  # a tensor of its own, over the same memory

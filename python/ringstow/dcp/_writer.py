@@ -390,7 +390,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 stream.fail(error)
             raise
         done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(MetadataIndex(RECEIPT), nbytes, (receipt, found))])
+        said = (receipt, found, items.trees)
+        done.set_result([WriteResult(MetadataIndex(RECEIPT), nbytes, said)])
         return done
 
     @picklable
@@ -403,13 +404,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             OSError: the system refused.
         """
         said = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
-        receipts = [receipt for receipt, _ in said]
-        names = list(metadata.state_dict_metadata)
+        receipts = [receipt for receipt, *_ in said]
+        trees = {name: tree for *_, trees in said for name, tree in trees.items()}
+        names = [name for name in metadata.state_dict_metadata if name not in trees]
         save = self._current()
         with _done_callbacks.failing("save", save.path), save.hook(is_last=True):
             with collector_paused():
-                containers = _containers.joined(found for _, found in said)
-                tree = _sent_metadata.computed(metadata, _metadata.tree_of, containers)
+                containers = _containers.joined(found for _, found, _ in said)
+                notes = _metadata.Notes(containers, trees)
+                tree = _sent_metadata.computed(metadata, _metadata.tree_of, notes)
             done = save.commit(receipts, tree, names)
             _log.debug("committed %s: %s", save.path, done)
             self.save_id = _paths.committed_id(save.path) or self.save_id

@@ -12,7 +12,14 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import SMALL
 from ringstow._state.objects._per_rank import PerRank
 from ringstow._state.objects._state_dicts import OtherState, Parts, rank_key
-from ringstow._state.tensors import _cuda, _numpy, _shards, _torch
+from ringstow._state.tensors import (
+    _composite_shards,
+    _composites,
+    _cuda,
+    _numpy,
+    _shards,
+    _torch,
+)
 from ringstow._state.tensors._memory import Memory, in_elements
 from ringstow._state.tree import _cycles, _encode
 from ringstow._state.tree._walk import Path, children, describe, flat_name
@@ -61,7 +68,7 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
     meshes: dict[str, tuple[int, ...]] = {}
     watched: list[tuple[str, Any, int]] = []
     world = torch.distributed.get_world_size()
-    exchange, address_of = _torch.usual().exchange, _cuda.finder()
+    (kinds, exchange), address_of = _torch.usual(), _cuda.finder()
 
     def memory_of(local: torch.Tensor, path: Path) -> Memory:
         found = None if exchange is None else exchange.find(local, address_of)
@@ -72,14 +79,22 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
 
     def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
         if _shards.is_sharded(value):
-            name, ranks, nbytes = _add_sharded(value, path, tensors, memory_of)
-            if nbytes > SMALL and type(value).__name__ == "DTensor" and not value.is_inference():
-                watched.append((name, value, value._version))
-            if ranks is not None and len(ranks) < world:
-                meshes[name] = ranks
+            key = functools.partial(describe, path)
+            found = _shards.sharded(value, key)
+            whole = None
+            if _composite_shards.may_be_whole(found, kinds):
+                whole = _composite_shards.whole_of(value, found, key)
+            if whole is not None:
+                _watch(value, watched, flat_name(path))
+                return _of_composite(whole, path, tensors)
+            name, nbytes = _add_pieces(path, (found.shape, found.pieces), tensors, memory_of)
+            if nbytes > SMALL and type(value).__name__ == "DTensor":
+                _watch(value, watched, name)
+            if found.ranks is not None and len(found.ranks) < world:
+                meshes[name] = found.ranks
             return _tagged("$tensor", name)
         if type(value) is PerRank:
-            found, key, tag = value.value, str(rank), "$rank"
+            own_value, own_key, tag = value.value, str(rank), "$rank"
         else:
             part = parts.of(value)
             if not isinstance(part, OtherState):
@@ -87,17 +102,32 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
             is_own = part.is_per_rank or (world > 1 and _is_small(part.state))
             if not is_own or not _can_be_own(path):
                 return None
-            found, key, tag = part.state, rank_key(rank), "$each"
+            own_value, own_key, tag = part.state, rank_key(rank), "$each"
         encoded = functools.partial(
             _encode.encode, allow_pickle=allow_pickle, stand_in=parts.stand_in
         )
-        return _tagged(tag, _add_own(found, (*path, key), encoded, tensors, own))
+        return _tagged(tag, _add_own(own_value, (*path, own_key), encoded, tensors, own))
+
+    def _of_composite(whole: _composite_shards.Whole, path: Path, tensors: _native.Tensors) -> str:
+        inner: dict[str, _encode.Json] = {}
+        for name, (shape, pieces) in whole.inner.items():
+            stored, _ = _add_pieces((*path, name), (shape, pieces), tensors, memory_of)
+            if whole.ranks is not None and len(whole.ranks) < world:
+                meshes[stored] = whole.ranks
+            inner[name] = {"$tensor": stored}
+        return _encode.composite_tree(whole.parts, inner, path)
 
     with torch.no_grad():
         encoded = _encode.encode(
             state, allow_pickle=allow_pickle, special=special, stand_in=parts.stand_in
         )
     return State(encoded.tensors, encoded.tree, own, meshes, watched)
+
+
+def _watch(value: Any, watched: list[tuple[str, Any, int]], name: str) -> None:
+    """Note a DTensor's version at the call, if it has one."""
+    if not value.is_inference():
+        watched.append((name, value, value._version))
 
 
 def _tagged(tag: str, name: str) -> str:
@@ -115,31 +145,29 @@ def _is_small(state: Any) -> bool:
     for value in _cycles.reached(state, lambda one: [item for _, item in children(one) or ()]):
         if _shards.is_sharded(value):
             return False
-        if _torch.is_tensor(value) or _numpy.is_array(value):
+        if _torch.is_tensor(value):
+            total += sum(one.nbytes for one in _composites.inner(value, "") or [value])
+        elif _numpy.is_array(value):
             total += value.nbytes
     return total <= OWN_BYTES
 
 
-def _add_sharded(
-    value: Any,
+def _add_pieces(
     path: Path,
+    of_rank: tuple[_shards.Shape, list[_shards.Piece]],
     tensors: _native.Tensors,
     memory_of: Callable[[torch.Tensor, Path], Memory],
-) -> tuple[str, tuple[int, ...] | None, int]:
-    """Add this rank's part of a sharded tensor.
-
-    Returns:
-        Its name, the ranks that have it, and this rank's bytes of it.
-    """
+) -> tuple[str, int]:
+    """Add the regions that this rank has of a tensor; return its name, and the regions' bytes."""
     nbytes = 0
-    shape, pieces, ranks = _shards.sharded(value, functools.partial(describe, path))
+    shape, pieces = of_rank
     name = tensors.reserve(flat_name(path))
     for local, offsets, replica in pieces:
         memory = memory_of(local, path)
         region = (in_elements(shape, memory.dtype), in_elements(offsets, memory.dtype))
         tensors.add_region(name, memory, region, replica)
         nbytes += memory.nbytes
-    return name, ranks, nbytes
+    return name, nbytes
 
 
 def _add_own(

@@ -130,7 +130,7 @@ def _is_slow(ranks: Group, host: str, shared: float, file: tuple[int, str]) -> b
 def _shared(host: str, needs: Iterable[Needs]) -> float:
     """Return how many ranks of a host need each byte, on average; 0 for little."""
     here = [one for one in needs if one.host == host]
-    all_read = [sum(shares) for shares in zip(*(one.units for one in here), strict=True)]
+    all_read: list[int] = [sum(shares) for shares in zip(*(one.units for one in here), strict=True)]
     once = sum(min(share, _WHOLE) for share in all_read)
     if once * here[0].unit_bytes < _SHARED_BYTES_MIN * _WHOLE:
         return 0

@@ -28,7 +28,7 @@ from ringstow._state.tree._skeleton import parse
 from ringstow._state.tree._walk import rebuild
 from ringstow.dcp import _state_copies, _targets
 from ringstow.dcp._containers import containers_of, joined
-from ringstow.dcp._metadata import Contents, Entry, tree_of
+from ringstow.dcp._metadata import Contents, Entry, Notes, tree_of
 from ringstow.dcp._rank_errors import picklable
 
 pytestmark = pytest.mark.torch_seam
@@ -132,7 +132,8 @@ def test_the_tree_has_every_container_that_dcp_has_flattened(state):
     except ValueError:
         return  # torch refuses two keys with the same text
     notes = containers_of(state, with_metadata=True)
-    text = tree_of(Metadata(dict.fromkeys(flat, OBJECT), planner_data=paths), joined([notes, {}]))
+    metadata = Metadata(dict.fromkeys(flat, OBJECT), planner_data=paths)
+    text = tree_of(metadata, Notes(joined([notes, {}]), {}))
     builder = _build.Builder(_build.Contents("/c", {}.get), {})
 
     def made(leaf, path):

@@ -75,7 +75,7 @@ def test_is_refused_with_a_remedy(name, tmp_path):
     if name in TAKEN_APART:
         pytest.skip("DCP takes mappings apart")
     value = make()
-    state = {"w": torch.ones(2), "a": [value, 1] if name != "sparse tensor" else value}
+    state = {"w": torch.ones(2), "a": [value, 1] if name != "quantized tensor" else value}
     with pytest.raises(CheckpointException) as caught:
         dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=StorageWriter())
     assert remedy in str(cause(caught))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from held_save import LARGE, ONE, ROOM, loaded
 from support import litter
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ringstow
 from ringstow._saving import _guard
@@ -34,6 +35,18 @@ def test_tensor_changed_before_its_copy_fails_the_save(save, held, tmp_path):
         handle.result()
     assert ringstow.load(tmp_path / "c") == {"step": 1}
     assert litter(tmp_path / "c") == []
+
+
+def test_inner_tensor_changed_before_its_copy_fails_the_save(save, held, tmp_path):
+    wrapper = TwoTensor(torch.zeros(LARGE), torch.zeros(LARGE))
+    sparse = torch.ones(LARGE // 8, 8).to_sparse(1)
+    handle = save({"w": wrapper, "s": sparse, "small": TwoTensor(torch.ones(2), torch.ones(2))})
+    wrapper.b.add_(1)
+    sparse._values().add_(1)
+    held.release()
+    with pytest.raises(ringstow.TornSaveError) as caught:
+        handle.result()
+    assert caught.value.tensors == ["w.b", "s.indices", "s.values"]  # these share a version
 
 
 @pytest.fixture

@@ -94,9 +94,12 @@ pub fn text(value: &Value) -> Result<String> {
 /// What a container's type has beside its items, such as `maxlen`, as JSON.
 pub fn kind_fields(value: &Value) -> Result<String> {
     let Value::Other(fields) = value else { return Ok(String::new()) };
-    let is_type = |tag: &str| matches!(tag, "$dataclass" | "$namedtuple" | "$namespace");
+    let is_type =
+        |tag: &str| matches!(tag, "$dataclass" | "$namedtuple" | "$namespace" | "$composite");
+    let tag = fields.first().map_or("", |(tag, _)| tag);
+    let items = if tag == "$composite" { "tensors" } else { "fields" };
     let kept = |(name, _): &&(String, Value)| {
-        if name.starts_with('$') { is_type(name) } else { name != "fields" }
+        if name.starts_with('$') { is_type(name) } else { name != items }
     };
     json(&Value::Other(fields.iter().filter(kept).cloned().collect()))
 }
@@ -123,6 +126,7 @@ pub fn kind(value: &Value) -> &'static str {
             Some("$dataclass") => "a dataclass",
             Some("$namedtuple") => "a named tuple",
             Some("$namespace") => "a namespace",
+            Some("$composite") => "a tensor made of tensors",
             _ => "a value",
         },
         _ => "a value",

@@ -9,7 +9,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._state.objects._modules import ModuleState
@@ -21,18 +21,44 @@ from ringstow._state.objects._optimizers import (
     is_optimizer_state,
 )
 from ringstow._state.objects._state_dicts import Parts
-from ringstow._state.tensors import _shards, _torch
+from ringstow._state.tensors import _composite_shards, _composites, _shards, _torch
 from ringstow._state.tensors._optional_packages import imported
-from ringstow._state.tree._walk import Leaf, Path, describe, flat_name
+from ringstow._state.tree._build import Builder, Contents
+from ringstow._state.tree._walk import COMPOSITE, Box, Leaf, Path, describe, flat_name, stored_in
 
 if TYPE_CHECKING:
     from ringstow._state.tensors._memory import Stored
-    from ringstow._state.tree._build import Contents
     from ringstow._state.tree._rename import Rename
 
 _log = logging.getLogger("ringstow")
 
-Like = Callable[[Any, str, "Stored", Path], Any]
+
+class Composite(NamedTuple):
+    """A stored tensor that is made of others, such as an 8-bit moment."""
+
+    kind: str
+    shape: tuple[int, ...]
+    inner: dict[str, Stored]
+    context: dict[str, Any]
+
+    @classmethod
+    def of(cls, contents: Contents, box: Box, path: Path) -> Composite | None:
+        """Return the composite of a box; None if it has composites, or tensors in its context.
+
+        Raises:
+            UnsupportedError: its type can't be made here.
+        """
+        inner = box.steps()
+        is_simple = all(isinstance(one, Leaf) and one.tag == "$tensor" for _, one in inner)
+        if not is_simple or stored_in(box.context):
+            return None
+        _composites.check(box.name, describe(path))
+        context = Builder(contents, {}).value(box.context, path)
+        stored = {str(name): contents.stored(leaf, path) for name, leaf in inner}
+        return cls(box.name, tuple(context.get("shape", ())), stored, context)
+
+
+Like = Callable[[Any, str, "Stored | Composite", Path], Any]
 """Returns a new tensor for a parameter's state, by name; None if any memory will do."""
 
 
@@ -240,14 +266,16 @@ def _state(
         return
     new: dict[str, Any] = dict.fromkeys(node)  # in the order of the checkpoint
     for name, child in node.items():
-        stored = None
+        stored = tensor = None
         if isinstance(child, Leaf) and child.tag == "$tensor":
             stored = merge.contents.stored(child, (*at, name))
-        tensor = None
-        if stored is not None and own is not None and _torch.is_tensor(own.get(name)):
+        is_tensor = stored is not None or (isinstance(child, Box) and child.tag == COMPOSITE)
+        if is_tensor and own is not None and _torch.is_tensor(own.get(name)):
             tensor = own[name]
         elif stored is not None and name != "step":  # torch chooses the device of ``step``
             tensor = like(key, name, stored, at)
+        elif stored is None and is_tensor and (whole := Composite.of(merge.contents, child, at)):
+            tensor = like(key, name, whole, at)
         if tensor is None:
             merge.replace(new, name, child, at)
         else:
@@ -276,20 +304,30 @@ def like_of(part: OptimizerState) -> Like:
     return lambda key, name, stored, path: _new_like(part.shards.get(key), name, stored, path)
 
 
-def _new_like(tensor: Any, name: str, stored: Stored, path: Path) -> Any:
+def _new_like(tensor: Any, name: str, stored: Stored | Composite, path: Path) -> Any:
     """Return a new tensor of a stored dtype and shape, with a parameter's device and layout.
 
     Returns:
         None if any memory will do.
     """
-    if tensor is None:
+    if tensor is None or _composites.is_composite(tensor):
         return None
+    local = _shards.local_of(tensor)
+    if isinstance(stored, Composite):
+        if local is None:
+            return None
+        key = describe((*path, name))
+        inner = {n: (_torch.dtype_of(one.dtype, key), one.shape) for n, one in stored.inner.items()}
+        return _composite_shards.local_like(tensor, stored.kind, inner, stored.context, key)
     torch = imported("torch")
     dtype = _torch.dtype_of(stored.dtype, describe((*path, name)))
     with torch.no_grad():
         # A state with a shape other than its parameter's belongs to another parameter: refused
         # later.
         if tuple(tensor.shape) == stored.shape or name in _LIKE_PARAMETER:
+            if local is not None and _composites.is_composite(local):
+                plain = torch.empty(local.shape, dtype=dtype, device=local.device)
+                return _composite_shards.sharded_like(tensor, plain)
             return torch.empty_like(tensor, dtype=dtype)
         if not stored.shape or type(tensor).__name__ != "DTensor":
             return None
@@ -339,7 +377,7 @@ class Layouts:
         return functools.partial(self._like, [group[PARAMS] for group in state[GROUPS]])
 
     def _like(
-        self, groups: list[list[Any]], key: Any, name: str, stored: Stored, path: Path
+        self, groups: list[list[Any]], key: Any, name: str, stored: Stored | Composite, path: Path
     ) -> Any:
         """Return a new tensor for the parameter of a key, which is in one of the groups.
 

@@ -11,7 +11,8 @@ from ringstow._state.objects._detection import found_in, is_module, is_optimizer
 from ringstow._state.objects._modules import ModuleState
 from ringstow._state.objects._optimizers import Modules, OptimizerState
 from ringstow._state.objects._per_rank import PerRank
-from ringstow._state.tensors import _numpy, _shards, _torch
+from ringstow._state.tensors import _composites, _numpy, _shards, _torch
+from ringstow._state.tensors._composites import TensorParts
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._walk import Path, describe
 
@@ -141,6 +142,9 @@ def are_alike(values: list[Any]) -> bool:
 def _is_like(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
+    parts = [_composites.as_parts(value) for value in (one, other)]
+    if any(type(value) is TensorParts for value in parts):
+        return all(type(value) is TensorParts for value in parts) and _is_like(*map(vars, parts))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_is_like(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

@@ -87,6 +87,13 @@ def sharded(value: Any, key: Callable[[], str]) -> Sharded:
     return Sharded(shape, [Piece(local, layout.offsets, layout.replica)], layout.ranks)
 
 
+def local_of(value: Any) -> Any:
+    """Return this rank's part of a DTensor; None for another tensor, or outside of its mesh."""
+    if type(value).__name__ != "DTensor" or value.device_mesh.get_coordinate() is None:
+        return None
+    return _local(value)
+
+
 def _kind(module: str, name: str) -> object:
     return getattr(sys.modules.get(module), name, None)
 

@@ -59,6 +59,12 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_of_torch(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of torch's own class, and none that derives from it."""
+    torch = sys.modules["torch"]
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return torch's own name of a dtype: ``"float32"``."""
@@ -237,7 +243,10 @@ def _remedy(kind: type) -> str:
             "torch.distributed.checkpoint with ringstow.dcp.StorageWriter(), or "
             ".full_tensor() on one rank, or .to_local() on each"
         )
-    return "it computes its elements (__torch_dispatch__); use a plain tensor made from it"
+    return (
+        "it computes its elements (__torch_dispatch__); use a plain tensor made from it, such as "
+        ".dequantize()"
+    )
 
 
 def check_storage(tensor: torch.Tensor, key: str) -> None:

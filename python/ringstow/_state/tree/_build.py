@@ -15,12 +15,15 @@ from typing import Any, NamedTuple, Protocol
 
 from ringstow import _native
 from ringstow._core._errors import FormatError, UnsupportedError
-from ringstow._state.tensors import _numpy, _torch
+from ringstow._state.tensors import _composites, _numpy, _torch
+from ringstow._state.tensors._composites import TensorParts
 from ringstow._state.tensors._memory import Stored
 from ringstow._state.tensors._optional_packages import require
 from ringstow._state.tree import _custom_types, _packed_values, _small_values
+from ringstow._state.tree._damaged_tensors import DamagedTensor
 from ringstow._state.tree._skeleton import parse
 from ringstow._state.tree._walk import (
+    COMPOSITE,
     STORED,
     Box,
     Leaf,
@@ -50,9 +53,12 @@ class Contents:
         find: Callable[[str], Row | None],
         *,
         allow_pickle: bool = False,
+        as_parts: bool = False,
     ) -> None:
         self.path = path
         self.allow_pickle = allow_pickle
+        self.as_parts = as_parts
+        """Whether tensors that are made of others are loaded as `TensorParts`."""
         self.manifest = f"{path}/manifest.json"
         self._find = find
 
@@ -160,7 +166,9 @@ class Survey:
 
     def _note(self, leaf: Leaf | Box, path: Path) -> None:
         if isinstance(leaf, Box):
-            if isinstance(leaf.items, dict):
+            if leaf.tag == COMPOSITE:
+                self.note_context(leaf, path)
+            elif isinstance(leaf.items, dict):
                 _custom_types.check_fields(leaf, describe(path))
         elif leaf.tag in STORED:
             stored = self._contents.stored(leaf, path)
@@ -178,6 +186,16 @@ class Survey:
             )
         elif leaf.tag in _TYPED:
             _of_type(leaf, describe(path))
+
+    def note_context(self, box: Box, path: Path) -> None:
+        """Refuse a composite that can't be made; gather what is stored in its context."""
+        inside = nodes(box.context, path)
+        if not self._contents.as_parts:
+            _composites.check(box.name, describe(path))
+        else:
+            inside = [one for one in inside if isinstance(one[1], Leaf) and one[1].tag in STORED]
+        for at, leaf in inside:
+            self._note(leaf, at)
 
 
 class Wanted(NamedTuple):
@@ -229,6 +247,9 @@ class Builder:
         self._objects: dict[str, Any] = {}
         """The values of the objects that have been made, by name."""
         self._dtypes: dict[str, Any] = {}
+        self._ragged: dict[str, Any] = {}
+        """The first tensor of offsets over each storage: only nested tensors with one object of
+        offsets have one shape."""
         self._loading: _native.Loading | None = None
         """The blocks and tensors that `fill` uses."""
 
@@ -352,7 +373,32 @@ class Builder:
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
 
+    def _composite(self, box: Box, path: Path) -> Any:
+        assert isinstance(box.items, dict)
+        tensors, contents = box.items, self._contents
+        as_parts = contents.as_parts or any(isinstance(t, DamagedTensor) for t in tensors.values())
+        context: Any = None
+        try:
+            context = self.value(box.context, path)
+        except UnsupportedError:
+            if not as_parts:
+                raise
+        offsets = None if box.unmade is None else dict(box.unmade.steps()).get("offsets")
+        if box.name == "jagged" and isinstance(offsets, Leaf):
+            tensors = tensors | {
+                "offsets": self._ragged.setdefault(offsets.body, tensors["offsets"])
+            }
+        parts = TensorParts(box.name, tensors, context)
+        if as_parts:
+            return parts
+        try:
+            return _composites.make(parts, describe(path))
+        except ValueError as error:
+            raise contents.wrong(path, f"is no {box.name.replace(':', '.')}: {error}") from None
+
     def _boxed(self, box: Box, path: Path) -> Any:
+        if box.tag == COMPOSITE:
+            return self._composite(box, path)
         if isinstance(box.items, dict):
             return _custom_types.with_fields(box, describe(path))
         try:

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from ringstow import _native
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._core._gc_pause import collector_paused
-from ringstow._state.tensors import _cuda, _device_arrays, _numpy, _torch
+from ringstow._state.tensors import _composites, _cuda, _device_arrays, _numpy, _torch
 from ringstow._state.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree import _custom_types, _cycles, _small_values
 from ringstow._state.tree._damaged_tensors import DamagedTensor, LoadedDict
 from ringstow._state.tree._refusals import Refusals, Refused, remedy, type_name
-from ringstow._state.tree._walk import METADATA, Path, describe, flat_name
+from ringstow._state.tree._walk import COMPOSITE, METADATA, Attribute, Path, describe, flat_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ...]
@@ -197,13 +197,16 @@ class _Others:
             return _custom_types.text_of(value)
         return self._parts(value, path)
 
-    def _foreign(self, value: Any, path: Path) -> Json:
+    def _foreign(self, value: Any, path: Path) -> Json | Parts:
         if type(value) is LazyTensor:
             name = self._store(lazy_memory(value, describe(path)), flat_name(path))
             return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
+        if type(value) is _composites.TensorParts:
+            if value.context is None:
+                raise Refused("the tensor itself", "whose context needs types that are missing")
+            return _of_composite(value)
         if _torch.is_tensor(value):
-            memory = _torch.memory_of(value, describe(path))
-            return {"$tensor": self._store(memory, flat_name(path))}
+            return self._tensor(value, path)
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
             name = self._store(_numpy.memory_of(value), flat_name(path))
             return {"$ndarray": name, "dtype": value.dtype.str}
@@ -224,6 +227,19 @@ class _Others:
             if type(value) is torch.device:
                 return {"$device": str(value)}
         return None
+
+    def _tensor(self, value: Any, path: Path) -> Json | Parts:
+        key = describe(path)
+        parts = None if _torch.is_of_torch(value) else _composites.take(value, key)
+        if parts is None:
+            try:
+                memory = _torch.memory_of(value, key)
+                return {"$tensor": self._store(memory, flat_name(path))}
+            except UnsupportedError:
+                parts = _composites.take(value, key)
+                if parts is None:
+                    raise
+        return _of_composite(parts)
 
     def _parts(self, value: Any, path: Path) -> Parts | None:
         """Return the parts of a container that `_native.encode` does not know.
@@ -287,6 +303,26 @@ def _of_dict(value: dict[Any, Any]) -> Parts:
     """Return the parts of a dict, as `_native.encode` writes one."""
     plain = all(type(key) is str and not key.startswith("$") for key in value)
     return (value,) if plain else ('{"$dict":', value, "}")
+
+
+def _of_composite(parts: _composites.TensorParts) -> Parts:
+    name = json.dumps(parts.type, ensure_ascii=False)
+    tensors = tuple((Attribute(name), one) for name, one in parts.tensors.items())
+    return (f'{{"{COMPOSITE}":{name},"tensors":', tensors, ',"context":', parts.context or {}, "}")
+
+
+def composite_tree(parts: _composites.TensorParts, tensors: dict[str, Json], path: Path) -> str:
+    """Return the JSON of a composite whose inner tensors have been added, by their trees.
+
+    Raises:
+        InvalidStateError: its context has values that can't be saved.
+    """
+    key = f"{flat_name(path)}.context"
+    context = encode({key: parts.context}, fast=False)
+    if len(context.tensors):
+        raise InvalidStateError(f"{describe(path)} is a DTensor whose context has tensors")
+    tree = {COMPOSITE: parts.type, "tensors": tensors, "context": json.loads(context.tree)[key]}
+    return json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
 
 
 def _is_plain(counter: collections.Counter[Any]) -> bool:

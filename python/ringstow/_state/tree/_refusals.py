@@ -43,6 +43,9 @@ class Refusals:
     def __bool__(self) -> bool:
         return self._count > 0
 
+    def __len__(self) -> int:
+        return self._count
+
     def add(self, error: Error) -> None:
         """Add an error that names its key and says what to do."""
         self._note(str(error))

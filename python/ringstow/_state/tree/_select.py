@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ringstow._core._errors import KeyMismatchError
-from ringstow._state.tree._walk import Path, children, leaf_name, leaves, like, metadata_of
+from ringstow._state.tree._walk import (
+    COMPOSITE,
+    Box,
+    Path,
+    children,
+    flat_name,
+    leaf_name,
+    leaves,
+    like,
+    metadata_of,
+)
 
 # Maximum number of names among which to search close matches, which is slow.
 _CANDIDATES_MAX = 5_000
@@ -73,6 +83,8 @@ def _restrict(node: Any, path: Path, wanted: Any) -> Any:
     if not isinstance(node, dict):
         # Call it for every leaf, since it also records which keys were found.
         hits = [wanted(leaf_name(at, leaf)) for at, leaf in leaves(node, path)]
+        if isinstance(node, Box) and node.tag == COMPOSITE:  # a tensor, too
+            hits.append(wanted(flat_name(path)))
         return node if any(hits) else _NOTHING
     part: dict[Any, Any] = like(node, ())
     for key, child in pairs:

@@ -21,6 +21,7 @@ from ringstow._core._errors import FormatError
 from ringstow._state.tensors import _numpy
 from ringstow._state.tree import _custom_types, _small_values
 from ringstow._state.tree._walk import (
+    COMPOSITE,
     METADATA,
     STORED,
     Box,
@@ -76,6 +77,8 @@ def _inside(node: Any) -> Iterator[Any]:
     inside: list[Any] = [child for _, child in children(node) or ()]
     if isinstance(node, dict):
         inside += [*node, metadata_of(node)]
+    if isinstance(node, Box):
+        inside.append(node.context)
     return (inner for inner in inside if children(inner) is not None)
 
 
@@ -206,6 +209,12 @@ def _namespace(name: str, fields: dict[str, Any]) -> Box:
     return Box("$namespace", name, fields)
 
 
+def _composite(name: str, tensors: dict[str, Any], context: dict[str, Any]) -> Box:
+    if any(name.startswith("$") for name in tensors):
+        raise ValueError("'$composite' has a tensor without a name")
+    return Box(COMPOSITE, name, tensors, context=context)
+
+
 def _enum(kind: str, name: str | None, value: int | None) -> Leaf:
     if (name is None) == (value is None):
         raise ValueError("'$enum' has no name and no value, or both")
@@ -267,6 +276,7 @@ _READERS: dict[str, _Reader] = {
     "$frozenset": _set("$frozenset"),
     "$dataclass": _with_fields("$dataclass"),
     "$namedtuple": _with_fields("$namedtuple"),
+    COMPOSITE: (_composite, {COMPOSITE: _TEXT, "tensors": _DICT, "context": _DICT}),
     "$namespace": (_namespace, {"$namespace": _TEXT, "fields": _DICT}),
     "$enum": (_enum, {"$enum": _TEXT, "name": _TEXT_OR_NOT, "value": _INT_OR_NOT}),
     "$str": (lambda text, kind: Leaf("$str", text, kind), {"$str": _TEXT, "type": _TEXT}),

@@ -14,6 +14,8 @@ from ringstow._native import Leaf as Leaf
 
 # The tags whose body is the name of an entry of the manifest.
 STORED = ("$tensor", "$ndarray", "$object")
+# The tag of a tensor that is made of other tensors.
+COMPOSITE = "$composite"
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _LISTS = (list, tuple, collections.deque)
 
@@ -59,6 +61,8 @@ class Box:
     """A set's items in a list; all other items by the field's name."""
     unmade: Box | None = None
     """The box of the skeleton, if these items were made from its items."""
+    context: dict[str, Any] | None = None
+    """The skeleton of the values that a composite tensor has beside its items; see `COMPOSITE`."""
 
     def __repr__(self) -> str:
         """Return the text of a box in a flat name, if it is a dict's key."""
@@ -126,7 +130,8 @@ def like(node: Any, items: Iterable[Any]) -> Any:
 def with_items(box: Box, items: list[Any]) -> Box:
     """Return a box with other items in the same order."""
     if isinstance(box.items, dict):
-        return Box(box.tag, box.name, dict(zip(box.items, items, strict=True)), box)
+        named = dict(zip(box.items, items, strict=True))
+        return Box(box.tag, box.name, named, box, box.context)
     return Box(box.tag, box.name, items, box)
 
 

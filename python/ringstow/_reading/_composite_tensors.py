@@ -1,0 +1,127 @@
+"""Loads into tensors that are made of others: in place into their inner tensors, or replaced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ringstow._reading._targets import kind_there
+from ringstow._state.tensors import _composite_shards, _composites, _torch
+from ringstow._state.tree._build import Builder, Contents, Survey
+from ringstow._state.tree._damaged_tensors import DamagedTensor
+from ringstow._state.tree._refusals import type_name
+from ringstow._state.tree._walk import Box, Leaf, Path, describe, flat_name, stored_in
+
+
+class Merge(Protocol):
+    """Plans the changes of a state; see `ringstow._reading._load_plan.Merge`."""
+
+    contents: Contents
+    survey: Survey
+
+    def differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+        """Note a mismatch."""
+
+    def is_damaged(self, node: Any) -> bool:
+        """Return whether a part of a skeleton holds a damaged tensor."""
+
+    def items(
+        self, here: dict[Any, Any], saved: dict[Any, Any], path: Path
+    ) -> dict[Any, Callable[[Builder], Any]]:
+        """Plan the changes of a container's items; return the builders of the replaced items."""
+
+    def assign(
+        self, store: Callable[[Any, Any], None], makes: dict[Any, Callable[[Builder], Any]]
+    ) -> None:
+        """Plan to store new items."""
+
+
+def kind_here(tensor: Any) -> str:
+    """Return a tensor's type or layout with an article."""
+    layout = _torch.dtype_name(tensor.layout)
+    if type(tensor).__name__ not in ("Tensor", "Parameter"):
+        return f"a {type_name(tensor)}"
+    return f"a {layout} tensor" if layout != "strided" else f"a tensor of {tensor.dtype}"
+
+
+def merge(plan: Merge, target: Any, node: Box, path: Path) -> Callable[[Builder], Any] | None:
+    """Plan to make the target at a path equal to a stored composite.
+
+    Fills the inner tensors of a wrapper in place. Replaces sparse and nested tensors: their indices
+    must be checked first, and may be of another number.
+
+    Returns:
+        A function that builds the new tensor; None if the target stays the same object.
+    """
+    assert isinstance(node.items, dict)
+    if target is None or isinstance(target, DamagedTensor):
+        plan.survey.add(node, path)
+        return lambda builder: builder.value(node, path)
+    here = None
+    if _torch.is_tensor(target):
+        here = _composites.take(target, describe(path))
+    if here is None or here.type != node.name:
+        kind = kind_here(target) if _torch.is_tensor(target) else f"a value ({type_name(target)})"
+        plan.differ(path, kind, kind_there(node))
+        return None
+    if plan.is_damaged(node):
+        return None
+    is_replaced = not _composites.can_fill(target)
+    if is_replaced:
+        plan.survey.add(node, path)
+    else:
+        plan.survey.note_context(node, path)
+    if _differs(plan, here, node, path) or (
+        is_replaced and _dtype_differs(plan, here.tensors, node, path)
+    ):
+        return None
+    if is_replaced:
+        return lambda builder: builder.value(node, path)
+    makes = plan.items(here.tensors, node.items, path)
+    plan.assign(functools.partial(setattr, target), makes)
+    return None
+
+
+def shards(
+    plan: Merge, whole: _composite_shards.Whole, node: Box, path: Path
+) -> list[tuple[str, Leaf]]:
+    """Return the stored inner tensors of a sharded composite, by name; none if they do not fit."""
+    stored = dict(node.steps())
+    wrong = whole.parts.type != node.name or stored.keys() != whole.inner.keys()
+    if wrong or not all(isinstance(one, Leaf) and one.tag == "$tensor" for one in stored.values()):
+        shown = [
+            f"a DTensor of a {kind.replace(':', '.')} of {sorted(names)}"
+            for kind, names in ((whole.parts.type, whole.inner), (node.name, stored))
+        ]
+        plan.differ(path, *shown)
+        return []
+    plan.survey.note_context(node, path)
+    return [] if _differs(plan, whole.parts, node, path) else [*stored.items()]
+
+
+def _differs(plan: Merge, here: _composites.TensorParts, node: Box, path: Path) -> bool:
+    """Note what the contexts differ in, if they do; return whether they differ."""
+    assert here.context is not None
+    if stored_in(node.context):
+        there: Any = {}  # it would have to be read first
+    else:
+        there = Builder(plan.contents, {}).value(node.context, path)
+    wrong = _composites.differing(here.context, there)
+    for key in wrong:
+        shown = [f"{key} {one.get(key)!r:.100}" for one in (here.context, there)]
+        plan.differ(path, *shown, kind="size" if key == "shape" else "kind")
+    return bool(wrong)
+
+
+def _dtype_differs(plan: Merge, here: dict[str, Any], node: Box, path: Path) -> bool:
+    """Note that an inner tensor of a tensor which is replaced has another dtype here."""
+    for name, leaf in node.steps():
+        if not isinstance(leaf, Leaf) or name not in here:
+            continue
+        stored = plan.contents.stored(leaf, path)
+        code = _torch.code_of(here[name], flat_name((*path, name)))
+        if stored.dtype != code:
+            plan.differ((*path, name), code, stored.dtype, kind="dtype")
+            return True
+    return False

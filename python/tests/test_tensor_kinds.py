@@ -1,0 +1,394 @@
+"""Every kind of tensor loads bit for bit by each face, or the save refuses it by name."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import tensor_list
+import torch
+import torch.distributed as dist
+from support import manifest_of, python, reseal
+from tensor_list import FACES, KINDS, REFUSED, Forgotten, Scaled, assert_equal, scaled
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.testing._internal.two_tensor import TwoTensor
+
+import ringstow
+import ringstow.dcp
+import ringstow.distributed
+from ringstow.convert import convert
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "values.md"
+pytestmark = pytest.mark.filterwarnings("ignore")
+# torch's own planner refuses them before it asks the writer.
+NOT_BY_DCP = [one for one in KINDS if re.match(r"sparse [CB]S|jagged|bits|u?int[1-7]$", one)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def forgotten():
+    """Let no type be allowed by the program, after the test, too."""
+    from ringstow._state.tensors import _composites
+
+    kept = dict(_composites._allowed)
+    _composites._allowed.clear()
+    yield
+    _composites._allowed.update(kept)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_all_kinds_come_back_bit_for_bit(face, tmp_path):
+    kinds = [one for one in KINDS if not (face.startswith("DCP") and one in NOT_BY_DCP)]
+    tensor_list.check(face, kinds, tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *NOT_BY_DCP])
+def test_what_is_refused_is_refused_by_name(name, tmp_path):
+    make, remedy = REFUSED.get(name, (KINDS.get(name), ""))
+    for face in FACES if name in REFUSED else ("DCP", "DCP async"):
+        error = tensor_list.error_of(face, make, tmp_path / "c")
+        assert error is not None, face
+        if face.startswith("DCP"):  # some are refused by torch's own planner
+            continue
+        assert isinstance(error, ringstow.Error)
+        assert "model['x']" in str(error)
+        assert remedy in str(error)
+        assert not (tmp_path / "c").exists()
+
+
+def test_the_documentation_has_this_table():
+    groups = {}
+    for name in KINDS:
+        family = next((one for one in ("sparse", "jagged", "wrapper") if one in name), None)
+        family = family or ("dtype" if hasattr(torch, name) else "view")
+        groups.setdefault((family, name in NOT_BY_DCP), []).append(name)
+    rows = ["| PyTorch's tensors | all calls of ringstow | DCP |", "|---|---|---|"]
+    for (_, is_refused), names in groups.items():
+        by_dcp = "torch's planner refuses them" if is_refused else "bit-equal"
+        rows.append(f"| {'; '.join(names)} | bit-equal | {by_dcp} |")
+    rows.append(f"| {'; '.join(REFUSED)} | refused | refused |")
+    if torch.__version__.startswith("2.15"):
+        assert "\n".join(rows) in DOCS.read_text(), "\n" + "\n".join(rows)
+
+
+# In place.
+
+
+def test_wrappers_are_filled_in_place(tmp_path):
+    ringstow.save({"w": scaled(3), "list": [scaled(5)]}, tmp_path / "c")
+    state = {"w": scaled(0), "list": [scaled(0)]}
+    addresses = [
+        t.data_ptr() for one in (state["w"], *state["list"]) for t in (one.codes, one.scale)
+    ]
+    versions = [one._version for one in (state["w"].codes, state["w"].scale)]
+    ringstow.load_into(state, tmp_path / "c")
+    assert_equal(state["w"], scaled(3))
+    assert_equal(state["list"][0], scaled(5))
+    now = [t.data_ptr() for one in (state["w"], *state["list"]) for t in (one.codes, one.scale)]
+    assert now == addresses
+    assert [one._version for one in (state["w"].codes, state["w"].scale)] > versions
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        (lambda: torch.ones(4, 6), "w is a tensor of torch.float32 here and a tensor_list.Scaled"),
+        (
+            lambda: TwoTensor(torch.ones(1), torch.ones(1)),
+            "TwoTensor here and a tensor_list.Scaled",
+        ),
+        (lambda: 5, r"w is a value \(int\) here and a tensor_list.Scaled"),
+        (lambda: Scaled(scaled().codes, scaled().scale, bits=4), r"'bits': 4.* here and context"),
+        (
+            lambda: Scaled(torch.ones(3, 6).char(), torch.ones(3, 1)),
+            r"shape \[3, 6\] here and shape",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_changes(here, said, tmp_path):
+    ringstow.save({"w": scaled(), "b": torch.ones(2)}, tmp_path / "c")
+    state = {"w": here(), "b": torch.zeros(2)}
+    with pytest.raises(ringstow.KeyMismatchError, match=said):
+        ringstow.load_into(state, tmp_path / "c")
+    assert state["b"].tolist() == [0, 0]
+
+
+def test_plain_tensor_does_not_fill_a_wrapper(tmp_path):
+    ringstow.save({"w": torch.ones(4, 6)}, tmp_path / "c")
+    with pytest.raises(ringstow.KeyMismatchError, match="w is a tensor_list.Scaled, which can't"):
+        ringstow.load_into({"w": scaled()}, tmp_path / "c")
+
+
+def test_snapshot_has_the_inner_values_of_the_call(tmp_path):
+    one = scaled(3)
+    handle = ringstow.save_async({"w": one}, tmp_path / "c", staging="snapshot")
+    one.codes.zero_()
+    handle.result()
+    assert_equal(ringstow.load(tmp_path / "c")["w"], scaled(3))
+
+
+def test_names_of_a_tensor_and_of_its_inner_tensors_select_it(tmp_path):
+    state = {"a": {"w": scaled(), "b": torch.ones(2)}, "c": 1}
+    ringstow.save(state, tmp_path / "c")
+    for options in ({"keys": ["a.w"]}, {"keys": ["a.w.codes"]}, {"prefix": "a.w"}):
+        found = ringstow.load(tmp_path / "c", **options)
+        assert [*found["a"]] == ["w"]
+        assert_equal(found["a"]["w"], scaled())
+    into = {"x": {"w": scaled(0), "b": torch.zeros(2)}, "c": 0}
+    ringstow.load_into(into, tmp_path / "c", rename={"a": "x"})
+    assert_equal(into["x"]["w"], scaled())
+    into = {"w": scaled(0), "b": torch.zeros(2)}
+    ringstow.load_into(into, tmp_path / "c", prefix="a")
+    assert_equal(into["w"], scaled())
+
+
+def test_shared_inner_tensors_are_stored_once_and_shared_again(tmp_path):
+    one = scaled(3)
+    ringstow.save({"a": one, "b": Scaled(one.codes, torch.ones(4, 1)), "c": one}, tmp_path / "c")
+    found = ringstow.load(tmp_path / "c")
+    assert len(manifest_of(tmp_path / "c")["tensors"]) == 3
+    assert found["a"].codes.data_ptr() == found["b"].codes.data_ptr() == found["c"].codes.data_ptr()
+
+
+def test_jagged_tensors_of_one_structure_can_be_added_after_a_load(tmp_path):
+    one = KINDS["jagged"]()
+    ringstow.save({"a": one, "b": one * 2}, tmp_path / "c")
+    found = ringstow.load(tmp_path / "c")
+    assert (found["a"] + found["b"]).values().equal((one * 3).values())
+
+
+# What is not allowed, or missing.
+
+
+def test_type_that_a_load_does_not_allow_is_offered_as_its_parts(forgotten, tmp_path):
+    ringstow.allow_types(Scaled)
+    ringstow.save({"m": {"w": scaled()}, "n": 1}, tmp_path / "c")
+    from ringstow._state.tensors import _composites
+
+    _composites._allowed.clear()
+    with pytest.raises(ringstow.UnsupportedError) as caught:
+        ringstow.load(tmp_path / "c")
+    for part in ("m['w']", "tensor_list.Scaled", "allow_types(Scaled)", "tensor_parts=True"):
+        assert part in str(caught.value)
+    found = ringstow.load(tmp_path / "c", tensor_parts=True)
+    parts = found["m"]["w"]
+    assert (parts.type, [*parts.tensors], found["n"]) == (
+        "tensor_list:Scaled",
+        ["codes", "scale"],
+        1,
+    )
+    assert parts.tensors["codes"].equal(scaled().codes)
+    assert parts.context["context"] == {"bits": 8, "dtype": torch.float32, "at": (1, None)}
+    ringstow.save(found, tmp_path / "again")  # as what it was
+    ringstow.allow_types(Scaled)
+    assert_equal(ringstow.load(tmp_path / "again")["m"]["w"], scaled())
+
+
+def test_inner_tensors_load_where_the_library_is_missing(tmp_path):
+    ringstow.save({"w": scaled(), "s": KINDS["sparse COO"]()}, tmp_path / "c")
+    code = """
+import sys, ringstow
+loaded = ringstow.load(sys.argv[1], framework="numpy")
+assert loaded["w"].tensors["codes"].tolist() == [[3] * 6] * 4
+assert loaded["w"].type == "tensor_list:Scaled" and "torch" not in sys.modules
+with ringstow.open(sys.argv[1], framework="numpy") as checkpoint:
+    assert [*checkpoint] == ["w.codes", "w.scale", "s.indices", "s.values"]
+    assert checkpoint["w.codes"][1].tolist() == [3] * 6
+    entry = checkpoint.tree["w"]
+    assert (entry.kind, entry.nbytes) == ("composite", 40)
+    assert entry.load().tensors["scale"].shape == (4, 1)
+"""
+    python(code, tmp_path / "c")
+
+
+def test_a_load_imports_no_module_that_the_checkpoint_names(tmp_path):
+    ringstow.save({"w": scaled()}, tmp_path / "c")
+    manifest = manifest_of(tmp_path / "c")
+    for name, said in (
+        ("this:s", "not allowed"),
+        ("os:system", "not allowed"),
+        ("torch_evil:T", "not allowed"),
+        ("torch.nowhere:T", "no such tensor type"),
+        ("torch:load", "no such tensor type"),
+        ("torch.distributed.tensor:DTensor", "no such tensor type"),
+        ("torch.utils.bottleneck.__main__:T", "no such tensor type"),
+    ):
+        manifest["state"]["w"]["$composite"] = name
+        reseal(tmp_path / "c", manifest)
+        with pytest.raises(ringstow.UnsupportedError, match=said):
+            ringstow.load(tmp_path / "c")
+        assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("sparse COO", {"shape": [1, 1]}, "makes? no tensor"),
+        ("sparse COO", {"coalesced": None}, "no parts"),
+        ("sparse COO", {"more": 1}, "no parts"),
+        ("sparse CSR", {"shape": [4, 2]}, "makes? no tensor"),
+        ("jagged", {"dim": 9}, "ragged dimension"),
+        ("jagged", {"dim": 2}, "outside its values"),
+        ("uint4", {"dtype": "text"}, "makes? no tensor"),
+        ("wrapper", {"shape": "text"}, "no shape"),
+    ],
+)
+def test_context_that_was_tampered_with_is_refused(kind, change, said, tmp_path):
+    ringstow.save({"w": KINDS[kind]()}, tmp_path / "c")
+    manifest = manifest_of(tmp_path / "c")
+    manifest["state"]["w"]["context"].update(change)
+    reseal(tmp_path / "c", manifest)
+    with pytest.raises(ringstow.FormatError, match=said) as caught:
+        ringstow.load(tmp_path / "c")
+    assert "manifest.json: w" in str(caught.value)
+
+
+def test_type_that_refuses_the_saved_parts_is_named(tmp_path):
+    ringstow.save({"w": scaled()}, tmp_path / "c")
+    manifest = manifest_of(tmp_path / "c")
+    manifest["state"]["w"]["context"]["context"] = {}
+    reseal(tmp_path / "c", manifest)
+    with pytest.raises(ringstow.UnsupportedError, match=r"tensor_list\.Scaled.*KeyError.*parts"):
+        ringstow.load(tmp_path / "c")
+
+
+def test_only_tensor_types_with_the_protocol_are_allowed():
+    for wrong in (int, torch.Tensor, "module:Name"):
+        with pytest.raises(TypeError, match="__tensor_flatten__"):
+            ringstow.allow_types(wrong)
+
+    class Local(Forgotten):
+        pass
+
+    with pytest.raises(ringstow.InvalidStateError, match="top level"):
+        ringstow.allow_types(Local)
+
+
+def test_type_that_a_load_would_not_find_is_refused_by_the_save(tmp_path, monkeypatch):
+    one = scaled()
+    monkeypatch.setattr(tensor_list, "Scaled", Forgotten)  # the name leads to another type
+    with pytest.raises(ringstow.UnsupportedError, match=r"w is a tensor_list\.Scaled.*not find"):
+        ringstow.save({"w": one}, tmp_path / "c")
+
+
+def test_a_damaged_inner_tensor_leaves_the_others(tmp_path):
+    from support import flip
+
+    ringstow.save({"w": scaled(), "b": torch.ones(1 << 19)}, tmp_path / "c", droppable=["b"])
+    entry = next(t for t in manifest_of(tmp_path / "c")["tensors"] if t["name"] == "w.codes")
+    (chunk,) = entry["chunks"]
+    name = manifest_of(tmp_path / "c")["files"][chunk["file"]]["name"]
+    flip(tmp_path / "c" / name, chunk["begin"])
+    found = ringstow.load(tmp_path / "c", on_corrupt="skip")
+    assert {one.name for one in found.damaged} >= {"w.codes"}
+    assert isinstance(found["w"].tensors["codes"], ringstow.DamagedTensor)
+    assert found["b"].eq(1).all()
+
+
+def test_names_with_any_character_are_kept(tmp_path):
+    names = ["", ".", "a.b", "$w", "é\n", '"', "\\", "__metadata__", "w#2", " ", "x" * 5000, "💾"]
+    state = {name: {name: scaled(number)} for number, name in enumerate(names)}
+    ringstow.save(state, tmp_path / "c")
+    found = ringstow.load(tmp_path / "c")
+    for number, name in enumerate(names):
+        assert_equal(found[name][name], scaled(number))
+
+
+def test_a_state_without_such_tensors_is_what_it_was(tmp_path):
+    ringstow.save({"w": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))}, tmp_path / "c")
+    text = json.dumps(manifest_of(tmp_path / "c")["state"], separators=(",", ":"))
+    assert text == '{"w":{"$tensor":"w"},"p":{"$tensor":"p"}}'
+
+
+# Objects, conversions and comparisons.
+
+
+class Holder(torch.nn.Module):
+    """A module with a wrapper for a parameter, and a sparse buffer."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.weight = torch.nn.Parameter(TwoTensor(torch.full((3,), value), torch.ones(3) * value))
+        self.register_buffer("table", (torch.eye(3) * value).to_sparse())
+
+
+def test_modules_load_whatever_wraps_them(tmp_path):
+    ringstow.save({"m": Holder(2.0)}, tmp_path / "c")
+    compiled = torch.compile(Holder(0.0))
+    wrapped = checkpoint_wrapper(Holder(0.0))
+    for module in (Holder(0.0), compiled, wrapped):
+        ringstow.load_into({"m": module}, tmp_path / "c")
+        (weight,) = module.parameters()
+        (table,) = module.buffers()
+        assert weight.a.tolist() == weight.b.tolist() == [2, 2, 2]
+        assert table.to_dense().equal(torch.eye(3) * 2)
+        ringstow.save({"m": module}, tmp_path / "again")
+        assert not ringstow.diff(tmp_path / "c", tmp_path / "again").differing
+
+
+class Loader:
+    """An object with a state of its own."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value, "list": [self.value]}
+
+    def load_state_dict(self, state):
+        self.value = state["list"][0]
+
+
+@pytest.mark.parametrize("name", ["sparse COO", "sparse CSR", "jagged", "wrapper", "uint4"])
+def test_objects_with_such_tensors_get_them_back(name, tmp_path):
+    one, other = Loader(KINDS[name]()), Loader(None)
+    ringstow.distributed.save({"loader": one}, tmp_path / "c")
+    ringstow.distributed.load_into({"loader": other}, tmp_path / "c")
+    assert_equal(other.value, one.value)
+
+
+def test_conversions_to_other_formats_name_the_tensor(tmp_path):
+    ringstow.save({"a": {"w": scaled()}, "b": torch.ones(2)}, tmp_path / "c")
+    for kind in ("dcp", "torch", "hf"):
+        said = rf"a\['w'\] is a tensor_list.Scaled.*'{kind}'.*dequantize"
+        with pytest.raises(ringstow.UnsupportedError, match=said):
+            convert(tmp_path / "c", tmp_path / "out", target=kind)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(ringstow.UnsupportedError, match=r"w is a tensor_list.Scaled.*dequantize"):
+        ringstow.dcp.export_hf({"w": scaled()}, tmp_path / "out")
+
+
+def test_sparse_tensors_of_a_torch_file_are_converted(tmp_path):
+    state = {"s": KINDS["sparse COO"](), "r": KINDS["sparse CSR"](), "w": torch.ones(2)}
+    torch.save(state, tmp_path / "x.pt")
+    assert convert(tmp_path / "x.pt", tmp_path / "c").verified
+    found = ringstow.load(tmp_path / "c")
+    for name, one in state.items():
+        assert_equal(found[name], one)
+
+
+def test_differences_of_what_makes_a_tensor_are_reported(tmp_path):
+    ringstow.save({"w": scaled(), "n": 1}, tmp_path / "a")
+    ringstow.save({"w": Scaled(scaled().codes, scaled().scale, bits=4), "n": 1}, tmp_path / "b")
+    found = ringstow.diff(tmp_path / "a", tmp_path / "b")
+    assert [one.name for one in found.values] == ["w"]
+    assert '"bits":8' in found.values[0].a
+    assert '"bits":4' in found.values[0].b
+    shown = run([sys.executable, "-m", "ringstow", "show", str(tmp_path / "a")])
+    assert "w: tensor_list.Scaled 2 tensors" in shown
+    assert "w.codes" in shown
+
+
+def run(command):
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout
