@@ -359,3 +359,12 @@ def test_a_conversion_maps_and_compares_what_it_wrote(kind, tmp_path):
     ringstow.convert.convert(tmp_path / "hf", tmp_path / "back", rename=rename)
     back = ringstow.load(tmp_path / "back")
     assert_same({name: back[name] for name in state}, state)
+
+
+def test_a_sparse_tensor_gets_another_name_and_is_not_turned(tmp_path):
+    sparse = torch.eye(2).to_sparse()
+    ringstow.save({"model": {"s": sparse}}, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c", rename={"model.s": "t"})
+    assert torch.equal(back["t"].to_dense(), torch.eye(2))
+    with pytest.raises(ringstow.KeyMismatchError, match=r"model\.s, which is made of several"):
+        ringstow.load(tmp_path / "c", rename={"model.s": Transpose("t")})

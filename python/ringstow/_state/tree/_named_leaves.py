@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ringstow._state.tensors._memory import Stored
 from ringstow._state.tree import _tensor_views
-from ringstow._state.tree._tensor_views import View
-from ringstow._state.tree._walk import Leaf, Path
+from ringstow._state.tree._tensor_views import CannotJoinError, View
+from ringstow._state.tree._walk import COMPOSITE, Box, Leaf, Path
 
 Steps = tuple[object, ...]
 """A path whose text keys are split at their dots: ``{"a.b": {0: x}}`` has ``("a", "b", 0)``."""
@@ -57,9 +57,18 @@ def text_of(steps: Steps) -> str:
 
 
 def view_of(one: Named, tensors: Tensors) -> View | None:
-    """Return a leaf as a view; None if it is no tensor."""
+    """Return a leaf as a view; None if it is no tensor.
+
+    Raises:
+        CannotJoinError: it is a tensor made of others: sparse, quantized.
+    """
     if isinstance(one.node, View):
         return one.node
+    if isinstance(one.node, Box) and one.node.tag == COMPOSITE:
+        raise CannotJoinError(
+            f"joins, splits or turns {text_of(one.steps)}, which is made of several tensors "
+            f"({one.node.name}): it can only get another name"
+        )
     if not isinstance(one.node, Leaf) or one.node.tag not in ("$tensor", "$ndarray"):
         return None
     stored = tensors.stored(one.node, one.path)
