@@ -319,7 +319,7 @@ def test_an_accelerator_without_one_of_the_attributes_is_refused(monkeypatch):
 
 def test_no_argument_of_ours_is_one_of_the_accelerators():
     ours = set(inspect.signature(RingstowAccelerator).parameters) - {"args", "kwargs"}
-    assert ours == {"background", "config", "staging", "allow_pickle"}
+    assert ours == {"background", "config", "staging", "allow_pickle", "when"}
     assert not ours & set(inspect.signature(accelerate.Accelerator).parameters)
 
 
