@@ -116,7 +116,7 @@ def restores(rank, root, strict_of):
 
 def test_restore_names_only_what_it_takes_on_ranks(ranks, tmp_path):
     for wrong, nothing, different in ranks(2).run(restores, tmp_path, [True, False]):
-        assert 'ringstow.distributed.load_into(state_dict, path, rename={"module": ""})' in wrong[1]
+        assert 'rename={"module": ""} strips it' in wrong[1]
         assert "would fill nothing" in nothing[1]
         assert "the same call" in different[1]
 
