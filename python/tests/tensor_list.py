@@ -180,6 +180,11 @@ def by_save_async(state, into, path):
     return ringstow.load(path)
 
 
+def by_mapped_load(state, into, path):
+    ringstow.save(state, path)
+    return ringstow.load(path, mmap=True)
+
+
 def by_load_into(state, into, path):
     ringstow.save(state, path)
     ringstow.load_into(into, path)
@@ -227,6 +232,7 @@ def by_dcp_async(state, into, path):
 FACES = {
     "save, load": by_save,
     "save_async": by_save_async,
+    "mapped load": by_mapped_load,
     "load_into": by_load_into,
     "open": by_open,
     "distributed": by_ranks,
@@ -235,7 +241,7 @@ FACES = {
     "DCP, our planners": by_dcp_planners,
     "DCP async": by_dcp_async,
 }
-NEW = ("save, load", "save_async", "open", "convert", "DCP async")
+NEW = ("save, load", "save_async", "mapped load", "open", "convert", "DCP async")
 """Faces that make new tensors, and so know whether they require grad."""
 
 
