@@ -347,7 +347,7 @@ def _load(
     survey = _build.Survey(contents, apart=gpu is not None)
     wanted = None
     files = None if mapped is None else MappedFiles(checkpoint, mapped)
-    if gpu is None and files is None and isinstance(source, _native.Checkpoint):
+    if gpu is None and files is None and not isinstance(source, _foreign.Foreign | Mapped):
         wanted = survey.add_all(skeleton, source)
     else:
         survey.add(skeleton)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _native
+from ringstow._foreign import Foreign
 from ringstow._reading import _composite_tensors
 from ringstow._reading._mapped_tensors import Mapped, Opened
 from ringstow._reading._salvage import holds_damage, marked
@@ -118,7 +119,7 @@ class Merge:
         """Plain tensors that fit; they are not in ``fills``."""
         exchange = self._usual.exchange
         self._mapped = checkpoint if isinstance(checkpoint, Mapped) else None
-        if exchange is not None and isinstance(checkpoint, _native.Checkpoint) and not damaged:
+        if not (exchange is None or damaged or isinstance(checkpoint, Foreign | Mapped)):
             self.matches = _native.Matches(checkpoint, exchange, self._address_of)
 
     def check(self, found: Mismatch, *, strict: bool) -> None:

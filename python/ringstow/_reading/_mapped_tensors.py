@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ringstow import _native
 from ringstow._foreign import Foreign
@@ -253,4 +253,4 @@ def _address(block: bytearray | mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(block)) if len(block) else 0
 
 
-Opened = _native.Checkpoint | Foreign | Mapped
+Opened: TypeAlias = "_native.Checkpoint | Foreign | Mapped"
