@@ -40,8 +40,8 @@ TESTS  ?= python/tests
 TRAINER_TESTS ?= python/trainer_tests
 # "--no-run" only builds the Rust tests.
 RUN    ?=
-# Processes that run the Python tests, each of which has torch imported.
-WORKERS ?= 2
+# Processes that run the Python tests, each of which has torch imported. They wait for programs and disks, too: one more than two cores.
+WORKERS ?= 3
 # Says which tests are slow; .ci/run repeats it at its end.
 PYTEST_FLAGS := -q -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5
 # Python tests of `make check`: fast ones of every part but the integrations, the commands and the page of a run.
