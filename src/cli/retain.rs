@@ -27,9 +27,10 @@ pub struct Retain {
     #[arg(value_parser = place_or_url())]
     dir: PathBuf,
 
-    /// Number of newest checkpoints to keep
+    /// Number of newest checkpoints to keep; 1 if another flag says what to keep
     #[arg(short, long, value_name = "N", value_parser = whole_number::<usize>)]
-    keep: usize,
+    #[arg(required_unless_present_any = ["keep_every", "keep_every_time", "keep_within", "keep_best"])]
+    keep: Option<usize>,
 
     /// Also keep the steps that this number divides
     #[arg(long, value_name = "N", value_parser = whole_number::<u64>)]
@@ -71,7 +72,7 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::of(&config) };
     let retention = RetainOptions {
-        last: args.keep,
+        last: args.keep.unwrap_or(1),
         every: args.keep_every,
         every_time: args.keep_every_time,
         within: args.keep_within,

@@ -146,6 +146,8 @@ fn retain_removes_nothing_up_to_keep() {
     let dir = Checkpoints::new();
     let refused = dir.retain(&["--keep", "x"]);
     assert!(refused.err.contains("it must be a whole number"), "{}", refused.err);
+    assert!(dir.retain(&[]).err.contains("--keep <N>"), "a rule is needed");
+    assert_eq!(dir.retain(&["--keep-within", "2d"]).code, Some(0), "any rule is enough");
     let none = dir.retain(&["--keep", "3"]);
     assert_eq!(none.code, Some(0), "{}", none.err);
     assert!(none.out.starts_with("no checkpoints in"), "{}", none.out);
