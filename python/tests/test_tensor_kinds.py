@@ -131,6 +131,87 @@ def test_plain_tensor_does_not_fill_a_wrapper(tmp_path):
         ringstow.load_into({"w": scaled()}, tmp_path / "c")
 
 
+MATRIX = torch.tensor([[1.0, 0, 2, 0], [0, 3, 0, 0], [0, 0, 0, 0], [0, 5, 0, 4]])
+
+
+def jagged(*lengths):
+    rows = [torch.full((length, 2), float(length)) for length in lengths]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+def twice():
+    return torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (4, 4), check_invariants=True)
+
+
+def buffer_of(tensor):
+    module = torch.nn.Module()
+    module.register_buffer("table", tensor)
+    return module
+
+
+@pytest.mark.parametrize("face", ["object", "state_dict", "part of a state"])
+@pytest.mark.parametrize(
+    ("make", "here", "there"),
+    [
+        (torch.Tensor.to_sparse, -MATRIX, MATRIX),
+        (torch.Tensor.to_sparse_csr, torch.zeros(4, 4), MATRIX),
+        (torch.Tensor.to_sparse_csc, MATRIX, torch.eye(4)),
+        (lambda dense: dense.to_sparse_bsr((2, 2)), torch.zeros(4, 4), MATRIX),
+        (lambda dense: dense.to_sparse_bsc((2, 1)), torch.eye(4), MATRIX),
+        (lambda lengths: jagged(*lengths) * len(lengths), (2, 3), (2, 3)),
+        (lambda lengths: jagged(*lengths) * 0 + 7, (2, 0), (2, 0)),
+    ],
+)
+def test_sparse_and_jagged_tensors_are_filled_for_all_who_hold_them(
+    face, make, here, there, tmp_path
+):
+    saved, module = make(there), buffer_of(make(here))
+    ringstow.save(
+        {"table": saved} if face == "state_dict" else {"m": {"table": saved}}, tmp_path / "c"
+    )
+    state = module.state_dict()
+    given = {"object": {"m": module}, "state_dict": state, "part of a state": {"m": state}}
+    ringstow.load_into(given[face], tmp_path / "c")
+    assert_equal(module.table, saved)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "said"),
+    [
+        (
+            torch.zeros(4, 4).to_sparse(),
+            MATRIX.to_sparse(),
+            r"values \[0\].*\[5\].*\"model\": model",
+        ),
+        (torch.diag(MATRIX[0]).to_sparse(), twice(), r"a coalesced .*\"model\": model"),
+        (
+            jagged(2, 3),
+            jagged(3, 2),
+            r"lengths \[2, 3\] here and one of \[3, 2\] in .*ringstow.load",
+        ),
+        (jagged(2, 3), jagged(2, 4), r"lengths \[2, 3\] here and one of \[2, 4\]"),
+        (jagged(2, 3), jagged(2, 3, 1), r"lengths \[2, 3\] here and one of \[2, 3, 1\]"),
+        (MATRIX.to_sparse_bsr((2, 2)), MATRIX.to_sparse_bsr((1, 1)), r"values \[4, 2, 2\] here"),
+    ],
+)
+def test_what_cannot_be_filled_in_place_is_refused_and_nothing_changes(here, there, said, tmp_path):
+    ringstow.save({"table": there, "b": torch.ones(2)}, tmp_path / "c")
+    state = {**buffer_of(here).state_dict(), "b": torch.zeros(2)}
+    before = here.clone()
+    with pytest.raises(ringstow.KeyMismatchError, match=f"table is .*{said}"):
+        ringstow.load_into(state, tmp_path / "c")
+    assert state["b"].tolist() == [0, 0]
+    assert_equal(here, before)
+
+
+def test_an_object_takes_a_sparse_tensor_of_any_number_of_elements(tmp_path):
+    for there in (MATRIX.to_sparse(), twice()):
+        ringstow.save({"m": buffer_of(there)}, tmp_path / "c")
+        module = buffer_of(torch.eye(4).to_sparse())
+        ringstow.load_into({"m": module}, tmp_path / "c")
+        assert_equal(module.table, there)
+
+
 def test_snapshot_has_the_inner_values_of_the_call(tmp_path):
     one = scaled(3)
     handle = ringstow.save_async({"w": one}, tmp_path / "c", staging="snapshot")

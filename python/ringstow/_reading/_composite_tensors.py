@@ -1,4 +1,4 @@
-"""Loads into tensors that are made of others: in place into their inner tensors, or replaced."""
+"""Loads into tensors that are made of others: in place, so that all who hold them see it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ class Merge(Protocol):
 
     contents: Contents
     survey: Survey
+    assigns: list[tuple[Callable[[Any], None], Callable[[Builder], Any]]]
+    in_object: bool
 
-    def differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+    def differ(
+        self, path: Path, here: str, there: str, *, kind: str = "kind", remedy: str = ""
+    ) -> None:
         """Note a mismatch."""
 
     def is_damaged(self, node: Any) -> bool:
@@ -48,8 +52,9 @@ def kind_here(tensor: Any) -> str:
 def merge(plan: Merge, target: Any, node: Box, path: Path) -> Callable[[Builder], Any] | None:
     """Plan to make the target at a path equal to a stored composite.
 
-    Fills the inner tensors of a wrapper in place. Replaces sparse and nested tensors: their indices
-    must be checked first, and may be of another number.
+    Fills the inner tensors of a wrapper in place. Makes a sparse or jagged tensor first, which
+    checks its indices, and copies it into the target. In the state of an object it replaces the
+    target instead: the object itself takes the elements from its state.
 
     Returns:
         A function that builds the new tensor; None if the target stays the same object.
@@ -67,20 +72,36 @@ def merge(plan: Merge, target: Any, node: Box, path: Path) -> Callable[[Builder]
         return None
     if plan.is_damaged(node):
         return None
-    is_replaced = not _composites.can_fill(target)
-    if is_replaced:
+    is_made = not _composites.can_fill(target)
+    if is_made:
         plan.survey.add(node, path)
     else:
         plan.survey.note_context(node, path)
     if _differs(plan, here, node, path) or (
-        is_replaced and _dtype_differs(plan, here.tensors, node, path)
+        is_made and _dtype_differs(plan, here.tensors, node, path)
     ):
         return None
-    if is_replaced:
-        return lambda builder: builder.value(node, path)
+    if is_made:
+        if plan.in_object and here.type == "sparse_coo":
+            return lambda builder: builder.value(node, path)
+        fill = functools.partial(_composites.fill_layout, target)
+        plan.assigns.append((fill, lambda builder: _made_for(plan, target, node, path, builder)))
+        return None
     makes = plan.items(here.tensors, node.items, path)
     plan.assign(functools.partial(setattr, target), makes)
     return None
+
+
+def _made_for(plan: Merge, target: Any, node: Box, path: Path, builder: Builder) -> Any:
+    """Build the source of a target; note that the target can't be filled from it, if so."""
+    source = builder.value(node, path)
+    problem = _composites.misfit(target, source)
+    if problem:
+        remedy = "ringstow.load returns it"
+        if node.name == "sparse_coo":
+            remedy = f'give the module that holds it, {{"model": model}}; {remedy}'
+        plan.differ(path, *problem, kind="layout", remedy=remedy)
+    return source
 
 
 def shards(

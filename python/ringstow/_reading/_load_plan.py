@@ -98,6 +98,8 @@ class Merge:
         self.kept: list[str] = []
         """Objects of which the checkpoint has other ranks' states, but not this rank's."""
         self._is_per_rank = False
+        self.in_object = False
+        """Whether the state that is compared is an object's, which is passed to the object."""
         self.damaged = damaged
         """Targets that are compared, but not changed."""
         self.cast = cast
@@ -189,7 +191,9 @@ class Merge:
         """
         part = self._parts.of(target)
         if part is not None and not isinstance(node, Box):
+            self.in_object = True
             self._object(part, node, path)
+            self.in_object = False
             return None
         if type(target) is PerRank:
             self._per_rank(target, node, path)
@@ -517,10 +521,13 @@ class Merge:
         self.survey.add(key, path)
         return rebuild_key(key, path, Builder(self.contents, {}).make, others)
 
-    def differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+    def differ(
+        self, path: Path, here: str, there: str, *, kind: str = "kind", remedy: str = ""
+    ) -> None:
         """Note that a value is of another kind, dtype or size in the checkpoint."""
         self.differs.add(kind)
-        self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
+        text = f"{flat_name(path)} is {here} here and {there} in the checkpoint"
+        self.mismatched.append(f"{text}: {remedy}" if remedy else text)
 
     def hand_over(self, path: str) -> None:
         """Pass the loaded states to the objects: models first, then optimizers.

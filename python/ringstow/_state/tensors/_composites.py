@@ -163,6 +163,69 @@ def can_fill(tensor: torch.Tensor) -> bool:
     return parts is not None and (not is_known(parts.type) or parts.type == "bits")
 
 
+def misfit(target: torch.Tensor, source: torch.Tensor) -> tuple[str, ...]:
+    """Return in what a sparse or jagged tensor and its source differ; empty if it can be filled.
+
+    Whoever holds the tensor of which it is ``detach()`` must see the elements, too, such as the
+    module of a ``state_dict()``. Both are of one layout, shape and dtype.
+    """
+    here, there = (take(one, "") for one in (target, source))
+    assert here is not None
+    assert there is not None
+    ours, theirs = here.tensors, there.tensors
+    if here.type == "jagged":
+        fixed = (ours.keys() | theirs.keys()) - {"values"}
+        same = all(
+            one in ours and one in theirs and ours[one].cpu().equal(theirs[one].cpu())
+            for one in fixed
+        )
+        if same and ours["values"].shape == theirs["values"].shape:
+            return ()
+        lengths = [_lengths(one) for one in (ours, theirs)]
+        return f"a jagged tensor of the lengths {lengths[0]}", f"one of {lengths[1]}"
+    shapes = [[list(one.shape) for one in of.values()] for of in (ours, theirs)]
+    if here.type == "sparse_coo":
+        if target.is_coalesced() and not source.is_coalesced():
+            return "a coalesced sparse_coo tensor", "one that is not coalesced"
+        is_equal = shapes[0] == shapes[1]
+    else:
+        can_grow = all(ours[n].untyped_storage().resizable() for n in ("values", "plain_indices"))
+        is_equal = shapes[0] == shapes[1] or (can_grow and _blocks(ours) == _blocks(theirs))
+    if is_equal:
+        return ()
+    values = [list(one["values"].shape) for one in (ours, theirs)]
+    return f"a {here.type} tensor with values {values[0]}", f"one with values {values[1]}"
+
+
+def _lengths(parts: dict[str, Any]) -> str:
+    lengths = parts.get("lengths")
+    lengths = parts["offsets"].diff() if lengths is None else lengths
+    return f"{lengths.tolist()!r:.60}"
+
+
+def _blocks(parts: dict[str, Any]) -> list[int]:
+    """Return the shape of a compressed tensor's values without their number."""
+    shape, batch = list(parts["values"].shape), parts["compressed_indices"].dim() - 1
+    return shape[:batch] + shape[batch + 1 :]
+
+
+def fill_layout(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Give a sparse or jagged tensor the elements of another, which has no `misfit` with it."""
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        target = target.detach() if target.requires_grad else target
+        if target.layout is torch.sparse_coo:
+            target._indices().copy_(source._indices())
+            target._values().copy_(source._values())
+            target._coalesced_(source.is_coalesced())
+        elif target.is_nested:
+            target.values().copy_(source.values())
+        else:
+            source = source.to(target.device)
+            target.resize_as_sparse_(source)
+            target.copy_(source)
+
+
 def differing(here: dict[str, Any], there: dict[str, Any]) -> list[str]:
     """Return the keys of two contexts that make one tensor unfit for the elements of the other."""
     keys = [key for key in dict.fromkeys([*here, *there]) if key not in _OF_VALUES]

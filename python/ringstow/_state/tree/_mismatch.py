@@ -77,7 +77,8 @@ class Mismatch:
     different: list[str]
     """Sentences on tensors and values that differ."""
     kinds: set[str]
-    """The kinds of differences: ``size``, ``turned``, ``dtype``, ``cast``, ``kind``, ``object``."""
+    """The kinds of differences: ``size``, ``turned``, ``dtype``, ``cast``, ``kind``, ``object``,
+    ``layout``."""
     call: Call
     leaves: Callable[[], Iterable[Gap]]
     """Returns all leaves of the state dict."""
