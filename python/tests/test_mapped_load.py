@@ -5,11 +5,15 @@ The values are the checkpoint's, whatever becomes of its path, and no write reac
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pathlib
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from safetensors.torch import save_file
 from support import assert_same, logged
 
 import ringstow
+from ringstow._reading._mapped_files import MappedFiles
 
 STATE = {
     "model": {"w": torch.arange(1 << 18, dtype=torch.float32), "b": torch.ones(3).bfloat16()},
@@ -118,6 +123,46 @@ def test_tensors_keep_their_bytes_whatever_becomes_of_the_path(change, path):
     assert_same(dict(loaded), STATE)
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("change", [remove, replace, recycle])
+def test_the_background_compares_what_is_mapped_whatever_becomes_of_the_path(
+    change, is_damaged, path, monkeypatch
+):
+    compare, changed = MappedFiles._compare, threading.Event()
+
+    def late(self):
+        changed.wait()
+        yield from compare(self)
+
+    monkeypatch.setattr(MappedFiles, "_compare", late)
+    if is_damaged:
+        flip(path)
+    loaded = ringstow.load(path, mmap=True, verify="background")
+    change(path)
+    changed.set()
+    if is_damaged:
+        with pytest.raises(ringstow.CorruptCheckpointError, match="is damaged") as caught:
+            loaded.wait_verified()
+        assert "model.w" in caught.value.tensors
+    else:
+        assert loaded.wait_verified()
+        assert_same(dict(loaded), STATE)
+    opened = [pathlib.Path("/proc/self/fd", one) for one in os.listdir("/proc/self/fd")]
+    assert not [one for one in opened if str(path.parent) in os.path.realpath(one)]
+
+
+@pytest.mark.parametrize("call", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
+def test_the_pickle_and_copies_of_a_mapped_state_are_dicts(call, path, tmp_path):
+    for verify in (True, "background"):
+        copied = call(ringstow.load(path, mmap=True, verify=verify))
+        assert type(copied) is dict
+        assert_same(copied, STATE)
+    module = torch.nn.Linear(2, 2).state_dict()
+    ringstow.save(module, tmp_path / "module")
+    copied = call(ringstow.load(tmp_path / "module", mmap=True))
+    assert copied._metadata == module._metadata
+
+
 def flip(path):
     with open(shard(path), "r+b") as file:
         file.seek(4096 + 5000)
@@ -156,10 +201,12 @@ def test_a_file_that_was_cut_is_an_error(path):
 def test_safetensors_files_are_mapped_without_checksums(kind, tmp_path):
     save_file(STATE["model"], tmp_path / "model.safetensors")
     path = tmp_path if kind == "directory" else tmp_path / "model.safetensors"
-    loaded = ringstow.load(path, mmap=True)
+    with logged("has no checksums: nothing is compared") as said:
+        loaded = ringstow.load(path, mmap=True, verify="background")
+        assert loaded.wait_verified()
+    assert len(said) == 1
     assert_same(dict(loaded), STATE["model"])
-    with pytest.raises(ValueError, match="without checksums"):
-        loaded.wait_verified()
+    assert ringstow.load(path, mmap=True).wait_verified()
 
 
 def test_tensors_in_several_parts_are_read_with_a_warning(tmp_path):

@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringstow import _native
-from ringstow._core._errors import CorruptCheckpointError, UnsupportedError
+from ringstow._core._errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    ReplacedCheckpointError,
+    UnsupportedError,
+)
 from ringstow._foreign import Foreign
+from ringstow._reading._held_files import HeldFiles
 from ringstow._state.tree._mapped_state import MappedState
 
 if TYPE_CHECKING:
@@ -62,10 +68,15 @@ class MappedFiles:
         self._has_checksums = checkpoint.kind == "ringstow"
         self._verify = verify
         self._mapped: list[str] = []
+        self._held: HeldFiles | None = None
+        if verify == "background" and self._has_checksums:
+            self._held = HeldFiles(checkpoint)
         self.tensor = checkpoint.tensor
 
     def load(self, names: list[str]) -> tuple[list[Any], str]:
         """Return the bytes of tensors, and a LoadReport."""
+        if self._held is not None:  # before the map, which checks that they are still the same
+            self._held.hold(names)
         blocks, report = self._checkpoint.map(names)
         rest = [name for name, block in zip(names, blocks, strict=True) if block is None]
         self._mapped += [name for name, one in zip(names, blocks, strict=True) if one is not None]
@@ -96,6 +107,10 @@ class MappedFiles:
         mapped = MappedState(state)
         vars(mapped).update(getattr(state, "__dict__", {}))
         if not (self._verify and self._has_checksums):
+            if self._verify:
+                level = logging.WARNING if self._verify == "background" else logging.INFO
+                _log.log(level, "%s has no checksums: nothing is compared", self._checkpoint.path)
+                mapped._wait = lambda _timeout: True
             return mapped, dataclasses.replace(report, verified=False)
         # Through the page cache: what is read is what the mappings show, and their pages are there.
         self._checkpoint.read_through_page_cache()
@@ -119,18 +134,30 @@ class MappedFiles:
         """
         batch: list[str] = []
         nbytes = 0
-        for name in self._mapped:
-            row = self.tensor(name)
-            batch.append(name)
-            nbytes += 0 if row is None else row[3]
-            if nbytes >= _COMPARED_BYTES:
-                self._compare_some(batch)
-                batch, nbytes = [], 0
-                yield
-        self._compare_some(batch)
+        try:
+            for name in self._mapped:
+                row = self.tensor(name)
+                batch.append(name)
+                nbytes += 0 if row is None else row[3]
+                if nbytes >= _COMPARED_BYTES:
+                    self._compare_some(batch)
+                    batch, nbytes = [], 0
+                    yield
+            self._compare_some(batch)
+        finally:
+            if self._held is not None:
+                self._held.close()
 
     def _compare_some(self, names: list[str]) -> None:
-        found = json.loads(self._checkpoint.damaged(names)) if names else []
+        if not names:
+            return
+        try:
+            found = json.loads(self._checkpoint.damaged(names))
+        except (FileNotFoundError, IncompleteCheckpointError, ReplacedCheckpointError):
+            if self._held is None or not self._held.have(names):
+                raise
+            self._held.compare(names)  # the path has another checkpoint by now, or none
+            return
         if found:
             first, tensors = found[0], [one["name"] for one in found]
             raise CorruptCheckpointError(
