@@ -77,6 +77,27 @@ def test_names_that_do_not_fit_are_an_error_and_not_a_new_model(model, tmp_path)
     assert_same(dict(made.state_dict()), dict(model.state_dict()))
 
 
+@pytest.mark.parametrize("prefix", [None, "model"])
+@pytest.mark.parametrize(
+    ("path", "error", "said"),
+    [
+        ("run", ringstow.NoCheckpointError, "directory of checkpoints, such as .*step-00000001"),
+        ("nowhere", FileNotFoundError, "no checkpoint was saved there"),
+        ("run/step-00000001", ringstow.InvalidStateError, r"has no config\.json: give config="),
+    ],
+)
+def test_the_error_of_a_path_says_what_is_there(prefix, path, error, said, tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"model": {"w": torch.ones(2)}})
+    with pytest.raises(error, match=said):
+        from_pretrained(AutoModelForCausalLM, tmp_path / path, prefix=prefix)
+
+
+def test_a_state_dict_is_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match="state_dict= has no place here"):
+        from_pretrained(AutoModelForCausalLM, tmp_path, state_dict={})
+
+
 def test_the_snippet_of_the_page_runs(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     objects(model, "run/checkpoint-500")

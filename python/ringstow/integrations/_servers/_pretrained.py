@@ -46,21 +46,29 @@ def from_pretrained(
         rename: maps the checkpoint's names to the model's; see `ringstow.load_into`.
         verify: compare checksums, if the checkpoint has any.
         ringstow_config: ringstow's settings; None means the defaults.
-        **options: arguments of ``from_pretrained``. ``config=`` is needed, if the checkpoint has no
-            ``config.json``: a configuration, or the name or directory of one.
+        **options: arguments of ``from_pretrained`` other than ``state_dict=``. ``config=`` is
+            needed, if the checkpoint has no ``config.json``: a configuration, or the name or
+            directory of one.
 
     Returns:
         The model, in evaluation mode, as ``from_pretrained`` returns it.
 
     Raises:
+        TypeError: there is a ``state_dict=``.
         InvalidStateError: the checkpoint has no ``config.json``, and there is no ``config=``.
         KeyMismatchError: the checkpoint has no weights of a model, or several; or none that the
             model has.
         Exception: any error of `ringstow.load`, and of ``from_pretrained``.
     """
+    if "state_dict" in options:
+        raise TypeError(
+            "state_dict= has no place here: the weights are the checkpoint's. For others call "
+            f"{getattr(model_class, '__name__', 'the class')}.from_pretrained(None, config=..., "
+            "state_dict=...)"
+        )
     where = directory_to_read(path)
+    part = part_of(where, ringstow_config, prefix)  # first: it says what is wrong with the path
     settings = _settings(where, options.pop("config", None))
-    part = part_of(where, ringstow_config) if prefix is None else prefix.removesuffix(".")
     state = load(where, prefix=part or None, rename=rename, verify=verify, config=ringstow_config)
     weights = tensors_in(below(state, part) if part else state)
     if not weights:

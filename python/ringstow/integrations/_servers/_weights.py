@@ -35,13 +35,16 @@ _BESIDES = (f"{TRAINER}.", f"{ADAPTERS}.", "optimizer.", "optim.")
 _AHEAD_BYTES = 256 << 20
 
 
-def part_of(path: str, config: Config | None) -> str:
+def part_of(path: str, config: Config | None, prefix: str | None = None) -> str:
     """Return the name of the part with the weights; empty if it is the whole checkpoint.
 
     Raises:
         KeyMismatchError: there are several such parts, or none.
+        Exception: there is no such checkpoint, also if the ``prefix`` says which part it is.
     """
     with open_checkpoint(path, config=config) as opened:
+        if prefix is not None:
+            return prefix.removesuffix(".")
         kind, tops = opened.info.kind, opened.tree
     if kind in ("ringstow", "torch", "dcp"):
         return next((one for one in _PARTS if isinstance(tops.get(one), Mapping)), "")
@@ -91,7 +94,7 @@ def weights(
         Exception: any error of `ringstow.load`, also between two tensors.
     """
     where = directory_to_read(path)
-    part = part_of(where, config) if prefix is None else prefix.removesuffix(".")
+    part = part_of(where, config, prefix)
     found = tensors_in(_state(where, part, rename, given(config).to_json(), verify=verify))
     if not found:
         raise KeyMismatchError(
