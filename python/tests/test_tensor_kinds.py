@@ -189,6 +189,11 @@ def test_sparse_and_jagged_tensors_are_filled_for_all_who_hold_them(
             jagged(3, 2),
             r"lengths \[2, 3\] here and one of \[3, 2\] in .*ringstow.load",
         ),
+        (
+            torch.sparse_coo_tensor(MATRIX.to_sparse().indices(), torch.ones(1).expand(5), (4, 4)),
+            MATRIX.to_sparse(),
+            "a sparse_coo tensor of an expanded view here",
+        ),
         (jagged(2, 3), jagged(2, 4), r"lengths \[2, 3\] here and one of \[2, 4\]"),
         (jagged(2, 3), jagged(2, 3, 1), r"lengths \[2, 3\] here and one of \[2, 3, 1\]"),
         (MATRIX.to_sparse_bsr((2, 2)), MATRIX.to_sparse_bsr((1, 1)), r"values \[4, 2, 2\] here"),
@@ -201,7 +206,30 @@ def test_what_cannot_be_filled_in_place_is_refused_and_nothing_changes(here, the
     with pytest.raises(ringstow.KeyMismatchError, match=f"table is .*{said}"):
         ringstow.load_into(state, tmp_path / "c")
     assert state["b"].tolist() == [0, 0]
-    assert_equal(here, before)
+    assert_equal(here.clone(), before)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_tensors_that_share_indices_here_must_share_them_in_the_checkpoint(layout, tmp_path):
+    one, other = MATRIX.to_sparse(layout=layout), MATRIX.T.contiguous().to_sparse(layout=layout)
+
+    def pair():
+        """Two tensors with one tensor for their indices."""
+        if layout is torch.sparse_coo:
+            indices = torch.zeros(2, 5, dtype=torch.long)
+            both = [torch.sparse_coo_tensor(indices, torch.zeros(5), (4, 4)) for _ in "ab"]
+        else:
+            crow, col = torch.tensor([0, 2, 4, 5, 5]), torch.tensor([0, 1, 0, 1, 0])
+            both = [torch.sparse_csr_tensor(crow, col, torch.zeros(5), (4, 4)) for _ in "ab"]
+        return dict(zip("ab", both, strict=True))
+
+    ringstow.save({"a": one, "b": one * 2}, tmp_path / "c")
+    state = pair()
+    ringstow.load_into(state, tmp_path / "c")
+    assert state["b"].to_dense().equal(MATRIX * 2)
+    ringstow.save({"a": one, "b": other}, tmp_path / "c")
+    with pytest.raises(ringstow.KeyMismatchError, match="a and b share memory here and differ"):
+        ringstow.load_into(pair(), tmp_path / "c")
 
 
 def test_an_object_takes_a_sparse_tensor_of_any_number_of_elements(tmp_path):

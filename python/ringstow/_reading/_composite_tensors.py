@@ -21,6 +21,8 @@ class Merge(Protocol):
     survey: Survey
     assigns: list[tuple[Callable[[Any], None], Callable[[Builder], Any]]]
     in_object: bool
+    mismatched: list[str]
+    sources: dict[tuple[str, int], tuple[Path, Any]]
 
     def differ(
         self, path: Path, here: str, there: str, *, kind: str = "kind", remedy: str = ""
@@ -101,7 +103,22 @@ def _made_for(plan: Merge, target: Any, node: Box, path: Path, builder: Builder)
         if node.name == "sparse_coo":
             remedy = f'give the module that holds it, {{"model": model}}; {remedy}'
         plan.differ(path, *problem, kind="layout", remedy=remedy)
+    else:
+        _check_shared(plan, target, source, path)
     return source
+
+
+def _check_shared(plan: Merge, target: Any, source: Any, path: Path) -> None:
+    """Note that inner tensors share memory here, such as indices, and differ in the checkpoint."""
+    sources = _composites.inner(source, "") or []
+    for one, other in zip(_composites.inner(target, "") or [], sources, strict=True):
+        if one.numel():
+            place = str(one.device), one.data_ptr()
+            at, known = plan.sources.setdefault(place, (path, other))
+            if known is not other and not (known.shape == other.shape and known.equal(other)):
+                names = f"{flat_name(at)} and {flat_name(path)}"
+                plan.mismatched.append(f"{names} share memory here and differ in the checkpoint")
+                return
 
 
 def shards(

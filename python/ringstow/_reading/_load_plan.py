@@ -100,6 +100,8 @@ class Merge:
         self._is_per_rank = False
         self.in_object = False
         """Whether the state that is compared is an object's, which is passed to the object."""
+        self.sources: dict[tuple[str, int], tuple[Path, Any]] = {}
+        """What sparse and jagged targets get, by the place of each inner tensor."""
         self.damaged = damaged
         """Targets that are compared, but not changed."""
         self.cast = cast

@@ -173,6 +173,8 @@ def misfit(target: torch.Tensor, source: torch.Tensor) -> tuple[str, ...]:
     assert here is not None
     assert there is not None
     ours, theirs = here.tensors, there.tensors
+    if any(_is_expanded(one) for one in ours.values()):
+        return f"a {here.type} tensor of an expanded view", "one of its own"
     if here.type == "jagged":
         fixed = (ours.keys() | theirs.keys()) - {"values"}
         same = all(
@@ -195,6 +197,10 @@ def misfit(target: torch.Tensor, source: torch.Tensor) -> tuple[str, ...]:
         return ()
     values = [list(one["values"].shape) for one in (ours, theirs)]
     return f"a {here.type} tensor with values {values[0]}", f"one with values {values[1]}"
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _lengths(parts: dict[str, Any]) -> str:
