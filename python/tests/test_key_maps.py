@@ -264,6 +264,48 @@ def test_what_cannot_be_joined_is_an_error_before_anything_changes(case, tmp_pat
         ringstow.load(tmp_path / "c", rename=rename)
 
 
+E = {f"model.e.{n}.{kind}": (2, 3) for n in range(11) for kind in "wv"}
+STACKED = {"e.*.w": Stack("e.w")}
+CUT = {
+    "keys": ({"keys": ["model.e.0.w", "model.e.1.w"]}, STACKED, r"left out \(9\): model\.e\.2\.w"),
+    "a prefix": ({"prefix": "model.e.0"}, STACKED, r"left out \(10\): model\.e\.1\.w"),
+    "the last of several": (
+        {"keys": ["model.e.10.w"]},
+        {("e.*.w", "e.*.v"): Stack(Concat("e.wv"))},
+        r"left out \(21\): .*model\.e\.0\.v",
+    ),
+    "a star that is joined": (
+        {"prefix": "model.e.1"},
+        {"e.*.w": Transpose(Concat("e.w"))},
+        r"left out \(10\): model\.e\.0\.w",
+    ),
+    "a name of several": (
+        {"keys": ["model.e.1.w"]},
+        {("w", "v"): Concat("wv")},
+        r"left out \(1\): model\.e\.1\.v\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_selection_that_cuts_a_joined_tensor_is_an_error(case, tmp_path):
+    selection, rename, message = CUT[case]
+    ringstow.save(wide(**E), tmp_path / "c")
+    with pytest.raises(ringstow.KeyMismatchError, match=message):
+        ringstow.load(tmp_path / "c", **selection, rename=rename)
+
+
+def test_a_selection_of_whole_joined_tensors_loads(tmp_path):
+    ringstow.save(wide(**E), tmp_path / "c")
+    keys = [name for name in E if name.endswith("w")]
+    loaded = ringstow.load(tmp_path / "c", keys=keys, rename=STACKED)
+    assert loaded["model.e.w"].shape == (11, 2, 3)
+    rename = {("w", "v"): Concat("wv")}
+    assert [*ringstow.load(tmp_path / "c", prefix="model.e.3", rename=rename)] == ["model.e.3.wv"]
+    turned = ringstow.load(tmp_path / "c", keys=keys[:1], rename={"w": Transpose("w")})
+    assert turned["model.e.0.w"].shape == (3, 2)
+
+
 REFUSED = {
     "an empty name": ({"": "a"}, ValueError, 'and "" is none'),
     "two names for one": ({("a", "b"): "c"}, ValueError, "join them by Concat or Stack"),

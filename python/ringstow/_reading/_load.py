@@ -21,7 +21,7 @@ from ringstow._ranks import _shared_fs_lag
 from ringstow._reading import _load_into, _mapped_files, _resolve, _salvage
 from ringstow._reading._mapped_files import MappedFiles, Verify
 from ringstow._reading._mapped_tensors import Mapped, Opened
-from ringstow._reading._names import Names, part_of, skeleton_of
+from ringstow._reading._names import Names, check_cut, part_of, skeleton_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 from ringstow._saving import _tier_copies
@@ -331,6 +331,8 @@ def _load(
     """
     if prefix or names is not None:
         skeleton = part_of(checkpoint, where, prefix, names)
+        if rename is not None and rename.joins:
+            check_cut(rename, skeleton, checkpoint, where)
     else:
         skeleton = skeleton_of(checkpoint, where)
     if isinstance(checkpoint, _foreign.Foreign) and checkpoint.has_text_keys:

@@ -164,6 +164,15 @@ def _check_name(name: str, names: int, stars: int) -> None:
         )
 
 
+def taken_stars(to: str | KeyMap, names: int) -> int:
+    """Return how many of the last ``*`` of a key of so many names a map joins over."""
+    if isinstance(to, Stack):
+        return 1 + taken_stars(to.to, names)
+    if isinstance(to, Concat):
+        return (names == 1) + taken_stars(to.to, 1)
+    return taken_stars(to.to, names) if isinstance(to, Transpose) else 0
+
+
 def run(to: str | KeyMap, streams: list[Stream], shape_of: ShapeOf | None) -> Iterator[Result]:
     """Yield the tensors that a map makes.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ringstow._core._arguments import brief
@@ -52,6 +52,9 @@ class Stage(Protocol):
     def takes(self, steps: Steps) -> bool:
         """Return whether it joins or splits the tensor of this name."""
 
+    def join_of(self, steps: Steps) -> Hashable:
+        """Return what tells the tensors that become one from all others; None: it stays alone."""
+
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         """Yield the leaves with new names, and the joined and split tensors."""
 
@@ -93,6 +96,18 @@ class Rename:
                 return True
             steps = stage.there(steps)
         return False
+
+    def join_of(self, steps: Steps) -> Hashable:
+        """Return what the tensor of this name has in common with those that it is joined with.
+
+        None: it is joined with none.
+        """
+        for number, stage in enumerate(self._stages):
+            if stage.takes(steps):
+                join = stage.join_of(steps)
+                return None if join is None else (number, join)
+            steps = stage.there(steps)
+        return None
 
     def apply(self, leaves: list[Named], tensors: Tensors, where: str) -> list[Named]:
         """Return the leaves by their new names, with a `View` for each joined or split tensor.
@@ -191,6 +206,17 @@ class _Mapping:
     def takes(self, steps: Steps) -> bool:
         return self._found(steps) is not None
 
+    def join_of(self, steps: Steps) -> Hashable:
+        found = self._found(steps)
+        if found is None:
+            return None
+        run, rule, _, at = found
+        taken = _key_maps.taken_stars(rule.to, len(rule.runs))
+        if not taken and len(rule.runs) == 1:
+            return None
+        stars = _stars(steps, at, run)
+        return id(rule), steps[:at], steps[at + len(run) :], stars[: len(stars) - taken]
+
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         # For each rule, and each name around its keys: the tensors of the keys, and the first leaf.
         groups: dict[tuple[int, Steps, Steps], tuple[_Rule, list[dict[Stars, Named]]]] = {}
@@ -207,8 +233,7 @@ class _Mapping:
             if group not in groups:
                 groups[group] = rule, [{} for _ in rule.runs]
                 order.append(group)
-            stars = tuple(step for step, of in zip(one.steps[at:], run, strict=False) if of == _ANY)
-            groups[group][1][number][stars] = one._replace(node=view)
+            groups[group][1][number][_stars(one.steps, at, run)] = one._replace(node=view)
         for entry in order:
             if isinstance(entry, Named):
                 yield entry
@@ -266,6 +291,11 @@ def _run(text: str) -> Steps:
     return tuple(text.strip(".").split(".")) if text.strip(".") else ()
 
 
+def _stars(steps: Steps, at: int, run: Steps) -> Stars:
+    """Return the steps from ``at`` for which the ``*`` of a pattern stand."""
+    return tuple(step for step, of in zip(steps[at:], run, strict=False) if of == _ANY)
+
+
 def _filled(run: Steps, stars: Stars) -> Steps:
     """Return the steps of a pattern, with these in place of its ``*``."""
     rest = iter(stars)
@@ -289,8 +319,7 @@ def _mapped(steps: Steps, runs: list[tuple[Steps, Steps]]) -> Steps:
     while at < len(steps):
         for old, new in runs:
             if _matches(steps, at, old):
-                stars = [s for s, of in zip(steps[at:], old, strict=False) if of == _ANY]
-                mapped += _filled(new, tuple(stars)) if stars else new
+                mapped += _filled(new, _stars(steps, at, old)) if _ANY in old else new
                 at += len(old)
                 break
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringstow._core._errors import UnsupportedError
@@ -53,6 +53,9 @@ class Table:
 
     def takes(self, steps: Steps) -> bool:
         return self._converted(self._renamed(_text(steps)))[1] is not None
+
+    def join_of(self, steps: Steps) -> Hashable:
+        return self._converted(self._renamed(_text(steps)))[0]
 
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         groups: dict[str, _Group] = {}
