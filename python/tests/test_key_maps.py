@@ -5,6 +5,7 @@ What it makes equals what torch makes of the loaded tensors, bit by bit.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import subprocess
@@ -304,6 +305,30 @@ def test_a_selection_of_whole_joined_tensors_loads(tmp_path):
     assert [*ringstow.load(tmp_path / "c", prefix="model.e.3", rename=rename)] == ["model.e.3.wv"]
     turned = ringstow.load(tmp_path / "c", keys=keys[:1], rename={"w": Transpose("w")})
     assert turned["model.e.0.w"].shape == (3, 2)
+
+
+IDLE = {"x.*.w": Stack("x.w"), "step": Transpose("step"), ("a", "b"): Concat("ab"), "old": "new"}
+FINDS_NONE = {
+    "load": lambda path, to: ringstow.load(path, rename=[{"e": "f"}, IDLE]),
+    "load_into": lambda path, to: ringstow.load_into({"w": torch.zeros(2)}, path, rename=IDLE),
+    "convert": lambda path, to: ringstow.convert.convert(path, to, target="hf", rename=IDLE),
+}
+
+
+@pytest.mark.parametrize("way", FINDS_NONE)
+def test_an_entry_that_maps_no_tensor_is_told_once(way, tmp_path, caplog):
+    """A plain name that matches nothing is not: many checkpoints share one rename."""
+    ringstow.save({"w": tensor(2), "step": 3}, tmp_path / "c")
+    with contextlib.suppress(ringstow.KeyMismatchError):
+        FINDS_NONE[way](tmp_path / "c", tmp_path / "to")
+    (said,) = [text for text in caplog.messages if "rename=" in text]
+    assert said.endswith("entries of rename= that match no tensor (3): 'x.*.w', 'step', ('a', 'b')")
+
+
+def test_entries_that_map_are_not_told(tmp_path, caplog):
+    ringstow.save(apart(), tmp_path / "c")
+    ringstow.load(tmp_path / "c", rename=FUSE)
+    assert not [text for text in caplog.messages if "rename=" in text]
 
 
 REFUSED = {

@@ -21,7 +21,7 @@ from ringstow._ranks import _shared_fs_lag
 from ringstow._reading import _load_into, _mapped_files, _resolve, _salvage
 from ringstow._reading._mapped_files import MappedFiles, Verify
 from ringstow._reading._mapped_tensors import Mapped, Opened
-from ringstow._reading._names import Names, check_cut, part_of, skeleton_of
+from ringstow._reading._names import Names, check_cut, part_of, skeleton_of, tell_idle
 from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 from ringstow._saving import _tier_copies
@@ -343,6 +343,7 @@ def _load(
     if rename is not None:
         source = Mapped(checkpoint)
         skeleton = renamed_tree(skeleton, rename, source.tensors_for(where), where)
+        tell_idle(rename, where)
         gone = source.with_views(damaged)
     skeleton = _salvage.without(skeleton, gone)
     contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle, as_parts=as_parts)

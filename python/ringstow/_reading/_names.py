@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from ringstow._state.tree._named_leaves import steps_of
 from ringstow._state.tree._rename import Given, Rename, below
 from ringstow._state.tree._select import by_keys, by_prefix, listed
 from ringstow._state.tree._walk import Leaf, flat_name, leaves
+
+_log = logging.getLogger("ringstow")
 
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
@@ -90,6 +93,13 @@ def check_cut(
             path=path,
             missing=lacking,
         )
+
+
+def tell_idle(rename: Rename, path: str) -> None:
+    """Warn of entries of ``rename`` that should join or split, and have found no tensor."""
+    idle = rename.idle()
+    if idle:
+        _log.warning("%s: %s", path, listed("entries of rename= that match no tensor", idle))
 
 
 class Names(NamedTuple):

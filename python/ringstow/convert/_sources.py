@@ -13,7 +13,7 @@ from ringstow._foreign._lazy_tensors import lazy_model, lazy_state
 from ringstow._foreign._nested_states import State
 from ringstow._foreign._torch_file import Files
 from ringstow._reading._mapped_tensors import Mapped
-from ringstow._reading._names import skeleton_of
+from ringstow._reading._names import skeleton_of, tell_idle
 from ringstow._state.tree import _skeleton
 from ringstow._state.tree._fitting import renamed_tree
 from ringstow._state.tree._rename import Rename
@@ -80,6 +80,7 @@ def _renamed(path: str, checkpoint: Any, skeleton: State, options: Options) -> S
     mapped = Mapped(checkpoint)
     assert options.rename is not None
     skeleton = renamed_tree(skeleton, options.rename, mapped.tensors_for(path), path)
+    tell_idle(options.rename, path)
     return lazy_state(path, mapped, skeleton, allow_pickle=options.allow_pickle)
 
 

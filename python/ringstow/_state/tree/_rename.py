@@ -58,6 +58,9 @@ class Stage(Protocol):
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         """Yield the leaves with new names, and the joined and split tensors."""
 
+    def idle(self) -> list[str]:
+        """Return the keys that join or split, and by which `apply` has found no tensor."""
+
 
 class Rename:
     """Maps whole parts of the checkpoint's names to names here.
@@ -124,6 +127,10 @@ class Rename:
             raise KeyMismatchError(f"{where}: rename= {error}", path=where) from None
         return leaves
 
+    def idle(self) -> list[str]:
+        """Return the keys that join or split, and by which `apply` has found no tensor."""
+        return [key for stage in self._stages for key in stage.idle()]
+
 
 def _stages(given: Given) -> Iterator[Stage]:
     if isinstance(given, Mapping):
@@ -153,6 +160,8 @@ def _wrong(given: object) -> TypeError:
 class _Rule(NamedTuple):
     """A key that joins or splits, and what becomes of its tensors."""
 
+    key: str
+    """The key, as Python writes it."""
     runs: list[Steps]
     to: KeyMap
 
@@ -187,7 +196,7 @@ class _Mapping:
             if isinstance(new, str):
                 runs |= dict.fromkeys(keys, _run(new))
             else:
-                self._rules.append(_Rule(keys, new))
+                self._rules.append(_Rule(repr(old), keys, new))
         # The longest first: it is the most specific.
         self._runs = sorted(runs.items(), key=lambda pair: -len(pair[0]))
         self._gone = [(old, new) for old, new in self._runs if not new]
@@ -195,6 +204,7 @@ class _Mapping:
             ((run, rule, number) for rule in self._rules for number, run in enumerate(rule.runs)),
             key=lambda key: -len(key[0]),
         )
+        self._used: set[str] = set()
         self.joins = bool(self._rules)
 
     def there(self, steps: Steps) -> Steps:
@@ -231,6 +241,7 @@ class _Mapping:
             ahead, behind = one.steps[:at], one.steps[at + len(run) :]
             group = (id(rule), ahead, behind)
             if group not in groups:
+                self._used.add(rule.key)
                 groups[group] = rule, [{} for _ in rule.runs]
                 order.append(group)
             groups[group][1][number][_stars(one.steps, at, run)] = one._replace(node=view)
@@ -240,6 +251,9 @@ class _Mapping:
             else:
                 rule, found_by_key = groups[entry]
                 yield from self._made(rule, found_by_key, entry[1], entry[2], tensors)
+
+    def idle(self) -> list[str]:
+        return [rule.key for rule in self._rules if rule.key not in self._used]
 
     def _made(
         self,

@@ -57,6 +57,9 @@ class Table:
     def join_of(self, steps: Steps) -> Hashable:
         return self._converted(self._renamed(_text(steps)))[0]
 
+    def idle(self) -> list[str]:
+        return []  # a table has entries for other models, too
+
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         groups: dict[str, _Group] = {}
         plain: list[Named] = []
