@@ -404,10 +404,55 @@ def test_the_error_names_the_map_that_fits(way, tmp_path):
     assert_same(into["model"], here)
 
 
-def test_the_error_names_the_transpose(tmp_path):
-    ringstow.save({"w": tensor(2, 3)}, tmp_path / "c")
-    into = {"w": torch.zeros(3, 2)}
-    with pytest.raises(ringstow.KeyMismatchError, match=r"swapped: rename=.*ringstow\.Transpose"):
+# The checkpoint's shapes, the names of those that are swapped here, and the keys of the advice.
+TURNED = {
+    "one": ({"w": (2, 3)}, "w", ["w"]),
+    "a common ending": (
+        {f"h.{n}.{kind}.weight": (2, 3) for n in range(11) for kind in "qk"} | {"n.weight": (4,)},
+        "q.weight k.weight",
+        ["h.*.q.weight", "h.*.k.weight"],
+    ),
+    "one name for all": (
+        {"a.weight": (2, 4), "b.weight": (3, 4), "a.bias": (4,), "step.n": ()},
+        "weight",
+        ["weight"],
+    ),
+    "no dimension in another": (
+        {"norm.weight": (4,), "a.weight": (2, 4), "b.weight": (4, 4), "c.weight": (3, 2)},
+        "a.weight",
+        ["a.weight"],
+    ),
+    "some numbers": ({"h.0.w": (2, 3), "h.1.w": (2, 3), "h.2.w": (3,)}, "0.w", ["h.0.w"]),
+}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_the_error_names_the_transpose_that_fits(case, tmp_path):
+    """Also the tensors that fit either way, and those whose names contain others'."""
+    shapes, ends, keys = TURNED[case]
+    state = {name: tensor(*shape) for name, shape in shapes.items()}
+    turned = {
+        name: value.T if name.endswith(tuple(ends.split())) else value
+        for name, value in state.items()
+    }
+    into = {name: torch.zeros(value.shape) for name, value in turned.items()}
+    ringstow.save(state, tmp_path / "c")
+    with pytest.raises(ringstow.KeyMismatchError) as caught:
+        ringstow.load_into(into, tmp_path / "c")
+    text = str(caught.value)
+    advised = text.partition("swapped: rename=")[2].partition(" turns these")[0]
+    rename = eval(advised, {"ringstow": ringstow})
+    assert rename == {key: Transpose(key) for key in keys}
+    is_told = "fit either way: see which of these are swapped, too (1): b.weight [4, 4]" in text
+    assert is_told == (case == "no dimension in another")
+    ringstow.load_into(into, tmp_path / "c", rename=rename)
+    assert_same(into, turned)
+
+
+def test_no_transpose_is_advised_that_turns_others(tmp_path):
+    ringstow.save({"w": tensor(2, 3), "b.w": tensor(4)}, tmp_path / "c")
+    into = {"w": torch.zeros(3, 2), "b.w": torch.zeros(4)}
+    with pytest.raises(ringstow.KeyMismatchError, match="two dimensions are swapped$"):
         ringstow.load_into(into, tmp_path / "c")
 
 
