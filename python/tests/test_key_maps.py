@@ -385,6 +385,63 @@ def test_an_optimizer_whose_parameters_would_be_joined_is_refused(tmp_path):
     assert whole["weight"][1].equal(model["1"].weight)
 
 
+class Attention(torch.nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            self.add_module(name, torch.nn.Linear(4, 12 // len(names), bias=False))
+
+
+QKV = {("q.weight", "k.weight", "v.weight"): Concat("qkv.weight")}
+
+
+def trained(path, kind="ringstow"):
+    """Write a model with an Adam; return the joined weight."""
+    model = Attention("q", "k", "v")
+    optimizer = torch.optim.Adam(model.parameters())
+    sum(one.weight.sum() for one in model.children()).backward()
+    optimizer.step()
+    write({"model": model, "optimizer": optimizer, "step": 1}, path, kind)
+    return torch.cat([one.weight.detach() for one in model.children()])
+
+
+def restored(path, into):
+    with ringstow.CheckpointManager(path.parent / "run") as manager:
+        manager.save(1, ringstow.load(path))
+        manager.restore(into=into, rename=QKV, strict=False)
+
+
+FILL = {
+    "load_into": lambda path, into: ringstow.load_into(into, path, rename=QKV, strict=False),
+    "restore": restored,
+    "a list": lambda path, into: ringstow.load_into(into, path, rename=[{}, QKV], strict=False),
+}
+
+
+@pytest.mark.parametrize("way", FILL)
+def test_a_map_leaves_an_optimizer_alone_that_the_state_dict_has_not(way, tmp_path):
+    expected = trained(tmp_path / "c")
+    model = Attention("qkv")
+    FILL[way](tmp_path / "c", {"model": model})
+    assert model.qkv.weight.equal(expected)
+
+
+def test_a_map_of_a_whole_checkpoint_names_the_part_without_the_optimizer(tmp_path):
+    path = tmp_path / "c"
+    expected = trained(path)
+    with pytest.raises(
+        ringstow.UnsupportedError, match="optimizer's state cannot follow"
+    ) as caught:
+        ringstow.load(path, rename=QKV)
+    advised = str(caught.value).partition("alone, by ")[2].replace("...", "QKV")
+    assert eval(advised)["model"]["qkv.weight"].equal(expected)
+    with pytest.raises(ringstow.UnsupportedError, match="prefix='model'"):
+        ringstow.convert.convert(path, tmp_path / "to", target="ringstow", rename=QKV)
+    assert not (tmp_path / "to").exists()
+    ringstow.convert.convert(path, tmp_path / "hf", target="hf", prefix="model.", rename=QKV)
+    assert ringstow.load(tmp_path / "hf")["qkv.weight"].equal(expected)
+
+
 @pytest.mark.parametrize("way", ["join", "split"])
 def test_the_error_names_the_map_that_fits(way, tmp_path):
     """The advice is Python, and the same load with it fits."""

@@ -579,6 +579,9 @@ class _Sides:
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._shapes.get(name)
 
+    def is_optimizer(self, node: object) -> bool:
+        return is_optimizer_state(node)
+
     def leaf(self, name: str, view: View) -> Leaf:
         assert self._merge._mapped is not None
         return self._merge._mapped.add(name, view)

@@ -187,6 +187,7 @@ def convert(
         dtype=dtype,
         max_shard_bytes=parse_size(max_shard_size),
         rename=None if rename is None else Rename(rename),
+        keeps_optimizers=target_kind == "hf",
     )
     advance = progress or (lambda phase, done, total: None)
 

@@ -31,6 +31,8 @@ class Options:
     dtype: str | None
     max_shard_bytes: int
     rename: Rename | None = None
+    keeps_optimizers: bool = False
+    """Whether ``rename`` leaves an optimizer's state as it is: the target will not have it."""
 
     @property
     def reading(self) -> Config:
@@ -79,7 +81,13 @@ def _renamed(path: str, checkpoint: Any, skeleton: State, options: Options) -> S
     """Return the state of a skeleton with the names and tensors that the rename makes."""
     mapped = Mapped(checkpoint)
     assert options.rename is not None
-    skeleton = renamed_tree(skeleton, options.rename, mapped.tensors_for(path), path)
+    skeleton = renamed_tree(
+        skeleton,
+        options.rename,
+        mapped.tensors_for(path),
+        path,
+        keeps_optimizers=options.keeps_optimizers,
+    )
     tell_idle(options.rename, path)
     return lazy_state(path, mapped, skeleton, allow_pickle=options.allow_pickle)
 

@@ -232,7 +232,7 @@ class _Mapping:
         groups: dict[tuple[int, Steps, Steps], tuple[_Rule, list[dict[Stars, Named]]]] = {}
         order: list[Named | tuple[int, Steps, Steps]] = []
         for one in leaves:
-            found = self._found(one.steps)
+            found = self._found(one.steps) if one.may_join else None
             view = None if found is None else view_of(one, tensors)
             if found is None or view is None:
                 order.append(one._replace(steps=self.there(one.steps)))

@@ -68,6 +68,8 @@ class Table:
             renamed, converter, pattern = self._converted(self._renamed(name))
             if tensors.shape(renamed) is None and tensors.shape(name) is not None:
                 renamed, converter = name, None
+            if not one.may_join:
+                converter = None
             view = None if converter is None else view_of(one, tensors)
             if view is None:
                 is_same = renamed == name
