@@ -240,6 +240,11 @@ WRONG = {
         {"e.*.w": Stack("w")},
         r"F32 \[2\] and F32 \[3\] do not fit together",
     ),
+    "one dimension": (
+        {"w": (2, 2)},
+        {"w": Transpose("w", dims=(0, -2))},
+        r"dimensions 0 and -2 of F32 \[2, 2\] are one",
+    ),
     "no such dimension": ({"w": (2,)}, {"w": Transpose("w")}, r"F32 \[2\] has no dimension 1"),
     "sizes": (
         {"w": (5,)},
@@ -342,7 +347,9 @@ REFUSED = {
     "sizes": ({"a": Split(("b", "c"), sizes=(1,))}, ValueError, "has 2 names and 1 sizes"),
     "text for names": ({"a": Split("bc")}, ValueError, "needs a tuple of names"),
     "different stars": ({("a.*", "b"): Concat("c")}, ValueError, r"different numbers of \*"),
-    "a number": ({"a": 1}, TypeError, "rename is a dict"),
+    "a number": ({"a": 1}, TypeError, "to a Stack, Unstack, Concat, Split or Transpose, not to 1"),
+    "nothing": ({"a": None}, TypeError, "rename maps a name to a name, .* not to None"),
+    "one dimension": ({"a": Transpose("a", dims=(0, 0))}, ValueError, "needs two different ones"),
     "text": ("module", TypeError, "rename is a dict"),
     "text in a list": (["module"], TypeError, "rename is a dict"),
     "another object": ({"a": Stack(3)}, ValueError, r"stacks the tensors of a \*"),
@@ -355,6 +362,25 @@ def test_a_map_that_fits_no_tensors_is_refused_at_once(case, tmp_path):
     rename, kind, message = REFUSED[case]
     with pytest.raises(kind, match=message):
         ringstow.load_into({"w": torch.zeros(2)}, tmp_path, rename=rename)
+
+
+def test_tensors_of_several_dtypes_are_not_joined_and_a_cast_is_no_help(tmp_path):
+    state = {"e.0.w": tensor(2), "e.1.w": tensor(2, dtype=torch.bfloat16)}
+    ringstow.save(state, tmp_path / "c")
+    into = {"e.w": torch.zeros(2, 2)}
+    message = "must have one dtype in the checkpoint; cast= converts the whole"
+    with pytest.raises(ringstow.KeyMismatchError, match=message):
+        ringstow.load_into(into, tmp_path / "c", rename={"e.*.w": Stack("e.w")}, cast=True)
+
+
+@pytest.mark.parametrize("rename", [None, {"a": "b"}])
+def test_a_conversion_without_a_target_lists_the_kinds_that_it_can_make(rename, tmp_path):
+    ringstow.save({"a": tensor(2)}, tmp_path / "c")
+    kinds = r"\(target=\) dcp, torch" if rename is None else r"\(target=\) ringstow, dcp, torch"
+    with pytest.raises(ringstow.InvalidStateError, match=kinds):
+        ringstow.convert.convert(tmp_path / "c", tmp_path / "to", rename=rename)
+    ringstow.convert.convert(tmp_path / "c", tmp_path / "to", target="ringstow", rename=rename)
+    assert [*ringstow.load(tmp_path / "to")] == ["a" if rename is None else "b"]
 
 
 def test_a_manager_restores_by_a_map(tmp_path):

@@ -171,7 +171,9 @@ def convert(
     here, there = object_url(src) or absolute(src), _target(dst)
     _replace.put_back(there)
     source_kind = _source_kind(here, source)
-    target_kind = target or _checkpoint_kinds.target_kind(source_kind, there)
+    target_kind = target or _checkpoint_kinds.target_kind(
+        source_kind, there, changes=rename is not None
+    )
     _checkpoint_kinds.check_other(here, there)
     check = functools.partial(
         _checkpoint_kinds.check_target, there, target_kind, overwrite=overwrite

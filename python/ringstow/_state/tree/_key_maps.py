@@ -108,7 +108,6 @@ class Transpose:
 
 
 KeyMap: TypeAlias = Stack | Unstack | Concat | Split | Transpose
-KINDS = (Stack, Unstack, Concat, Split, Transpose)
 
 
 def check(to: object, names: int, stars: int) -> None:
@@ -134,6 +133,8 @@ def check(to: object, names: int, stars: int) -> None:
             raise ValueError(f"{to} stacks the tensors of a *, and its key has none")
         check(to.to, names, stars - 1)
     elif isinstance(to, Transpose):
+        if len({*to.dims}) != 2:
+            raise ValueError(f"{to} swaps two dimensions: dims= needs two different ones")
         check(to.to, names, stars)
     elif isinstance(to, Unstack | Split):
         if names > 1:
@@ -148,8 +149,8 @@ def check(to: object, names: int, stars: int) -> None:
             check(part, 1, stars)
     else:
         raise TypeError(
-            "rename maps a name to a name, or to a Stack, Unstack, Concat, Split or Transpose, not "
-            f"to {to!r:.60}"
+            'rename maps a name to a name, such as {"module": ""}, or to a Stack, Unstack, Concat, '
+            f"Split or Transpose, not to {to!r:.60}"
         )
 
 

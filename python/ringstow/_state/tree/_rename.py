@@ -189,9 +189,7 @@ class _Mapping:
             stars = {key.count(_ANY) for key in keys}
             if len(stars) > 1:
                 raise ValueError(f"rename: the names of {old!r} have different numbers of *")
-            if not isinstance(new, (str, *_key_maps.KINDS)):
-                raise _wrong(mapping)
-            if new:
+            if new != "":
                 _key_maps.check(new, len(keys), *stars)
             if isinstance(new, str):
                 runs |= dict.fromkeys(keys, _run(new))
