@@ -452,6 +452,20 @@ def test_a_map_leaves_an_optimizer_alone_that_the_state_dict_has_not(way, tmp_pa
     assert model.qkv.weight.equal(expected)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_map_refuses_an_optimizer_that_the_state_dict_has(plain, tmp_path):
+    trained(tmp_path / "c")
+    model = Attention("qkv")
+    optimizer = torch.optim.Adam(model.parameters())
+    into = {"model": model, "optimizer": optimizer.state_dict() if plain else optimizer}
+    before = model.qkv.weight.detach().clone()
+    with pytest.raises(
+        ringstow.UnsupportedError, match="alone, without the optimizer in the state"
+    ):
+        ringstow.load_into(into, tmp_path / "c", rename=QKV, strict=False)
+    assert model.qkv.weight.equal(before)
+
+
 def test_a_map_of_a_whole_checkpoint_names_the_part_without_the_optimizer(tmp_path):
     path = tmp_path / "c"
     expected = trained(path)

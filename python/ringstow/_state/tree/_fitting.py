@@ -83,6 +83,14 @@ def _flatten(
         leaves[begin:] = [one._replace(may_join=False) for one in leaves[begin:]]
 
 
+def cannot_follow(name: str, where: str) -> UnsupportedError:
+    """Return the error for an optimizer here whose parameters, or their states, are joined."""
+    return UnsupportedError(
+        f"{where}: rename= joins or splits {name}, and an optimizer's state cannot follow: load "
+        "the model alone, without the optimizer in the state dict, by strict=False"
+    )
+
+
 def _refuse_optimizers(leaves: list[Named], rename: Rename, where: str) -> None:
     """Refuse to join or split an optimizer's state; say which part is without it.
 
@@ -141,6 +149,7 @@ class Fitting:
         Raises:
             KeyMismatchError: two names of one side are equal after the renaming; or tensors to join
                 are missing.
+            UnsupportedError: the rename would join or split the state of an optimizer here.
         """
         if not isinstance(node, dict):
             return node
@@ -173,10 +182,11 @@ class Fitting:
     ) -> None:
         """List the leaves and dicts of a skeleton.
 
-        The state of an optimizer that is not among ``ours`` is not joined: nothing here wants it.
+        An optimizer's state is not joined. That is an error if the optimizer is among ``ours``.
         """
         at = self._rename.there(steps_of(path[root:]))
-        is_own = ours is not None and at not in ours and self._tensors.is_optimizer(node)
+        is_own = ours is not None and self._tensors.is_optimizer(node)
+        is_wanted = is_own and ours is not None and at in ours
         ours = None if is_own else ours
         begin = len(leaves)
         for key, child in node.items():
@@ -189,6 +199,9 @@ class Fitting:
                 leaves.append(Named(steps, at, child))
         if is_own:
             leaves[begin:] = [one._replace(may_join=False) for one in leaves[begin:]]
+        for one in leaves[begin:] if is_wanted else ():
+            if isinstance(one.node, Leaf) and self._rename.takes(one.steps):
+                raise cannot_follow(text_of(one.steps), self._where)
 
     def _optimizers(self, here: dict[Any, Any], path: Path, root: int) -> Iterator[Steps]:
         """Yield the mapped names of the optimizers' state dicts of the state dict."""
