@@ -123,10 +123,11 @@ def load(
             or ``mmap`` with a GPU, with ``on_corrupt="skip"``, or with a ``rename`` that joins or
             splits tensors.
         KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed); or
-            ``rename`` makes two names one, or joins tensors that are missing or do not fit.
+            ``rename`` makes two names one, or joins tensors that are missing, not selected, or do
+            not fit.
         UnsupportedError: a pickled value without ``allow_pickle``; a value of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; an
-            unknown ``device``.
+            unknown ``device``; a ``rename`` that joins or splits an optimizer's state.
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
             None, which `latest` returns if there is none.
         ReplacedCheckpointError: saves kept replacing it before the load could finish.

@@ -158,7 +158,8 @@ def convert(
         InvalidStateError: the kinds can't be detected, the two paths are the same, the target is
             a URL, or can't hold a value or name.
         UnsupportedError: a dtype or value can't be read or written, or a pickle needs
-            ``allow_pickle``.
+            ``allow_pickle``; or ``rename`` joins or splits an optimizer's state, which only a
+            target of ``hf`` leaves out.
         CorruptCheckpointError: the source is damaged; or the target differs from the source (names
             the first difference; the target is kept).
         BusyError: another conversion writes to ``dst``.
