@@ -5,6 +5,7 @@ What it makes equals what torch makes of the loaded tensors, bit by bit.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import subprocess
@@ -239,6 +240,11 @@ WRONG = {
         {"e.*.w": Stack("w")},
         r"F32 \[2\] and F32 \[3\] do not fit together",
     ),
+    "one dimension": (
+        {"w": (2, 2)},
+        {"w": Transpose("w", dims=(0, -2))},
+        r"dimensions 0 and -2 of F32 \[2, 2\] are one",
+    ),
     "no such dimension": ({"w": (2,)}, {"w": Transpose("w")}, r"F32 \[2\] has no dimension 1"),
     "sizes": (
         {"w": (5,)},
@@ -264,6 +270,72 @@ def test_what_cannot_be_joined_is_an_error_before_anything_changes(case, tmp_pat
         ringstow.load(tmp_path / "c", rename=rename)
 
 
+E = {f"model.e.{n}.{kind}": (2, 3) for n in range(11) for kind in "wv"}
+STACKED = {"e.*.w": Stack("e.w")}
+CUT = {
+    "keys": ({"keys": ["model.e.0.w", "model.e.1.w"]}, STACKED, r"left out \(9\): model\.e\.2\.w"),
+    "a prefix": ({"prefix": "model.e.0"}, STACKED, r"left out \(10\): model\.e\.1\.w"),
+    "the last of several": (
+        {"keys": ["model.e.10.w"]},
+        {("e.*.w", "e.*.v"): Stack(Concat("e.wv"))},
+        r"left out \(21\): .*model\.e\.0\.v",
+    ),
+    "a star that is joined": (
+        {"prefix": "model.e.1"},
+        {"e.*.w": Transpose(Concat("e.w"))},
+        r"left out \(10\): model\.e\.0\.w",
+    ),
+    "a name of several": (
+        {"keys": ["model.e.1.w"]},
+        {("w", "v"): Concat("wv")},
+        r"left out \(1\): model\.e\.1\.v\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_selection_that_cuts_a_joined_tensor_is_an_error(case, tmp_path):
+    selection, rename, message = CUT[case]
+    ringstow.save(wide(**E), tmp_path / "c")
+    with pytest.raises(ringstow.KeyMismatchError, match=message):
+        ringstow.load(tmp_path / "c", **selection, rename=rename)
+
+
+def test_a_selection_of_whole_joined_tensors_loads(tmp_path):
+    ringstow.save(wide(**E), tmp_path / "c")
+    keys = [name for name in E if name.endswith("w")]
+    loaded = ringstow.load(tmp_path / "c", keys=keys, rename=STACKED)
+    assert loaded["model.e.w"].shape == (11, 2, 3)
+    rename = {("w", "v"): Concat("wv")}
+    assert [*ringstow.load(tmp_path / "c", prefix="model.e.3", rename=rename)] == ["model.e.3.wv"]
+    turned = ringstow.load(tmp_path / "c", keys=keys[:1], rename={"w": Transpose("w")})
+    assert turned["model.e.0.w"].shape == (3, 2)
+
+
+IDLE = {"x.*.w": Stack("x.w"), "step": Transpose("step"), ("a", "b"): Concat("ab"), "old": "new"}
+FINDS_NONE = {
+    "load": lambda path, to: ringstow.load(path, rename=[{"e": "f"}, IDLE]),
+    "load_into": lambda path, to: ringstow.load_into({"w": torch.zeros(2)}, path, rename=IDLE),
+    "convert": lambda path, to: ringstow.convert.convert(path, to, target="hf", rename=IDLE),
+}
+
+
+@pytest.mark.parametrize("way", FINDS_NONE)
+def test_an_entry_that_maps_no_tensor_is_told_once(way, tmp_path, caplog):
+    """A plain name that matches nothing is not: many checkpoints share one rename."""
+    ringstow.save({"w": tensor(2), "step": 3}, tmp_path / "c")
+    with contextlib.suppress(ringstow.KeyMismatchError):
+        FINDS_NONE[way](tmp_path / "c", tmp_path / "to")
+    (said,) = [text for text in caplog.messages if "rename=" in text]
+    assert said.endswith("entries of rename= that match no tensor (3): 'x.*.w', 'step', ('a', 'b')")
+
+
+def test_entries_that_map_are_not_told(tmp_path, caplog):
+    ringstow.save(apart(), tmp_path / "c")
+    ringstow.load(tmp_path / "c", rename=FUSE)
+    assert not [text for text in caplog.messages if "rename=" in text]
+
+
 REFUSED = {
     "an empty name": ({"": "a"}, ValueError, 'and "" is none'),
     "two names for one": ({("a", "b"): "c"}, ValueError, "join them by Concat or Stack"),
@@ -275,7 +347,9 @@ REFUSED = {
     "sizes": ({"a": Split(("b", "c"), sizes=(1,))}, ValueError, "has 2 names and 1 sizes"),
     "text for names": ({"a": Split("bc")}, ValueError, "needs a tuple of names"),
     "different stars": ({("a.*", "b"): Concat("c")}, ValueError, r"different numbers of \*"),
-    "a number": ({"a": 1}, TypeError, "rename is a dict"),
+    "a number": ({"a": 1}, TypeError, "to a Stack, Unstack, Concat, Split or Transpose, not to 1"),
+    "nothing": ({"a": None}, TypeError, "rename maps a name to a name, .* not to None"),
+    "one dimension": ({"a": Transpose("a", dims=(0, 0))}, ValueError, "needs two different ones"),
     "text": ("module", TypeError, "rename is a dict"),
     "text in a list": (["module"], TypeError, "rename is a dict"),
     "another object": ({"a": Stack(3)}, ValueError, r"stacks the tensors of a \*"),
@@ -288,6 +362,25 @@ def test_a_map_that_fits_no_tensors_is_refused_at_once(case, tmp_path):
     rename, kind, message = REFUSED[case]
     with pytest.raises(kind, match=message):
         ringstow.load_into({"w": torch.zeros(2)}, tmp_path, rename=rename)
+
+
+def test_tensors_of_several_dtypes_are_not_joined_and_a_cast_is_no_help(tmp_path):
+    state = {"e.0.w": tensor(2), "e.1.w": tensor(2, dtype=torch.bfloat16)}
+    ringstow.save(state, tmp_path / "c")
+    into = {"e.w": torch.zeros(2, 2)}
+    message = "must have one dtype in the checkpoint; cast= converts the whole"
+    with pytest.raises(ringstow.KeyMismatchError, match=message):
+        ringstow.load_into(into, tmp_path / "c", rename={"e.*.w": Stack("e.w")}, cast=True)
+
+
+@pytest.mark.parametrize("rename", [None, {"a": "b"}])
+def test_a_conversion_without_a_target_lists_the_kinds_that_it_can_make(rename, tmp_path):
+    ringstow.save({"a": tensor(2)}, tmp_path / "c")
+    kinds = r"\(target=\) dcp, torch" if rename is None else r"\(target=\) ringstow, dcp, torch"
+    with pytest.raises(ringstow.InvalidStateError, match=kinds):
+        ringstow.convert.convert(tmp_path / "c", tmp_path / "to", rename=rename)
+    ringstow.convert.convert(tmp_path / "c", tmp_path / "to", target="ringstow", rename=rename)
+    assert [*ringstow.load(tmp_path / "to")] == ["a" if rename is None else "b"]
 
 
 def test_a_manager_restores_by_a_map(tmp_path):
@@ -318,6 +411,77 @@ def test_an_optimizer_whose_parameters_would_be_joined_is_refused(tmp_path):
     assert whole["weight"][1].equal(model["1"].weight)
 
 
+class Attention(torch.nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            self.add_module(name, torch.nn.Linear(4, 12 // len(names), bias=False))
+
+
+QKV = {("q.weight", "k.weight", "v.weight"): Concat("qkv.weight")}
+
+
+def trained(path, kind="ringstow"):
+    """Write a model with an Adam; return the joined weight."""
+    model = Attention("q", "k", "v")
+    optimizer = torch.optim.Adam(model.parameters())
+    sum(one.weight.sum() for one in model.children()).backward()
+    optimizer.step()
+    write({"model": model, "optimizer": optimizer, "step": 1}, path, kind)
+    return torch.cat([one.weight.detach() for one in model.children()])
+
+
+def restored(path, into):
+    with ringstow.CheckpointManager(path.parent / "run") as manager:
+        manager.save(1, ringstow.load(path))
+        manager.restore(into=into, rename=QKV, strict=False)
+
+
+FILL = {
+    "load_into": lambda path, into: ringstow.load_into(into, path, rename=QKV, strict=False),
+    "restore": restored,
+    "a list": lambda path, into: ringstow.load_into(into, path, rename=[{}, QKV], strict=False),
+}
+
+
+@pytest.mark.parametrize("way", FILL)
+def test_a_map_leaves_an_optimizer_alone_that_the_state_dict_has_not(way, tmp_path):
+    expected = trained(tmp_path / "c")
+    model = Attention("qkv")
+    FILL[way](tmp_path / "c", {"model": model})
+    assert model.qkv.weight.equal(expected)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_map_refuses_an_optimizer_that_the_state_dict_has(plain, tmp_path):
+    trained(tmp_path / "c")
+    model = Attention("qkv")
+    optimizer = torch.optim.Adam(model.parameters())
+    into = {"model": model, "optimizer": optimizer.state_dict() if plain else optimizer}
+    before = model.qkv.weight.detach().clone()
+    with pytest.raises(
+        ringstow.UnsupportedError, match="alone, without the optimizer in the state"
+    ):
+        ringstow.load_into(into, tmp_path / "c", rename=QKV, strict=False)
+    assert model.qkv.weight.equal(before)
+
+
+def test_a_map_of_a_whole_checkpoint_names_the_part_without_the_optimizer(tmp_path):
+    path = tmp_path / "c"
+    expected = trained(path)
+    with pytest.raises(
+        ringstow.UnsupportedError, match="optimizer's state cannot follow"
+    ) as caught:
+        ringstow.load(path, rename=QKV)
+    advised = str(caught.value).partition("alone, by ")[2].replace("...", "QKV")
+    assert eval(advised)["model"]["qkv.weight"].equal(expected)
+    with pytest.raises(ringstow.UnsupportedError, match="prefix='model'"):
+        ringstow.convert.convert(path, tmp_path / "to", target="ringstow", rename=QKV)
+    assert not (tmp_path / "to").exists()
+    ringstow.convert.convert(path, tmp_path / "hf", target="hf", prefix="model.", rename=QKV)
+    assert ringstow.load(tmp_path / "hf")["qkv.weight"].equal(expected)
+
+
 @pytest.mark.parametrize("way", ["join", "split"])
 def test_the_error_names_the_map_that_fits(way, tmp_path):
     """The advice is Python, and the same load with it fits."""
@@ -337,10 +501,55 @@ def test_the_error_names_the_map_that_fits(way, tmp_path):
     assert_same(into["model"], here)
 
 
-def test_the_error_names_the_transpose(tmp_path):
-    ringstow.save({"w": tensor(2, 3)}, tmp_path / "c")
-    into = {"w": torch.zeros(3, 2)}
-    with pytest.raises(ringstow.KeyMismatchError, match=r"swapped: rename=.*ringstow\.Transpose"):
+# The checkpoint's shapes, the names of those that are swapped here, and the keys of the advice.
+TURNED = {
+    "one": ({"w": (2, 3)}, "w", ["w"]),
+    "a common ending": (
+        {f"h.{n}.{kind}.weight": (2, 3) for n in range(11) for kind in "qk"} | {"n.weight": (4,)},
+        "q.weight k.weight",
+        ["h.*.q.weight", "h.*.k.weight"],
+    ),
+    "one name for all": (
+        {"a.weight": (2, 4), "b.weight": (3, 4), "a.bias": (4,), "step.n": ()},
+        "weight",
+        ["weight"],
+    ),
+    "no dimension in another": (
+        {"norm.weight": (4,), "a.weight": (2, 4), "b.weight": (4, 4), "c.weight": (3, 2)},
+        "a.weight",
+        ["a.weight"],
+    ),
+    "some numbers": ({"h.0.w": (2, 3), "h.1.w": (2, 3), "h.2.w": (3,)}, "0.w", ["h.0.w"]),
+}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_the_error_names_the_transpose_that_fits(case, tmp_path):
+    """Also the tensors that fit either way, and those whose names contain others'."""
+    shapes, ends, keys = TURNED[case]
+    state = {name: tensor(*shape) for name, shape in shapes.items()}
+    turned = {
+        name: value.T if name.endswith(tuple(ends.split())) else value
+        for name, value in state.items()
+    }
+    into = {name: torch.zeros(value.shape) for name, value in turned.items()}
+    ringstow.save(state, tmp_path / "c")
+    with pytest.raises(ringstow.KeyMismatchError) as caught:
+        ringstow.load_into(into, tmp_path / "c")
+    text = str(caught.value)
+    advised = text.partition("swapped: rename=")[2].partition(" turns these")[0]
+    rename = eval(advised, {"ringstow": ringstow})
+    assert rename == {key: Transpose(key) for key in keys}
+    is_told = "fit either way: see which of these are swapped, too (1): b.weight [4, 4]" in text
+    assert is_told == (case == "no dimension in another")
+    ringstow.load_into(into, tmp_path / "c", rename=rename)
+    assert_same(into, turned)
+
+
+def test_no_transpose_is_advised_that_turns_others(tmp_path):
+    ringstow.save({"w": tensor(2, 3), "b.w": tensor(4)}, tmp_path / "c")
+    into = {"w": torch.zeros(3, 2), "b.w": torch.zeros(4)}
+    with pytest.raises(ringstow.KeyMismatchError, match="two dimensions are swapped$"):
         ringstow.load_into(into, tmp_path / "c")
 
 

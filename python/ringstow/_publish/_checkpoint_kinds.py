@@ -87,8 +87,10 @@ def commit_of(path: str, kind: str) -> tuple[int, int, int] | None:
     return None
 
 
-def target_kind(source: str, path: str) -> str:
+def target_kind(source: str, path: str, *, changes: bool) -> str:
     """Return the kind to convert to if none was given.
+
+    ``changes`` says that the conversion changes names or tensors, so that the kind may stay.
 
     The kind is torch if the path has the suffix of such a file, unless the source is one; otherwise
     ringstow.
@@ -100,8 +102,9 @@ def target_kind(source: str, path: str) -> str:
         return "torch"
     if source != "ringstow":
         return "ringstow"
+    kinds = "ringstow, dcp, torch or hf" if changes else "dcp, torch or hf"
     raise InvalidStateError(
-        f"{path} does not say which kind to convert to: give --to (target=) dcp, torch or hf"
+        f"{path} does not say which kind to convert to: give --to (target=) {kinds}"
     )
 
 

@@ -21,7 +21,7 @@ from ringstow._ranks import _shared_fs_lag
 from ringstow._reading import _load_into, _mapped_files, _resolve, _salvage
 from ringstow._reading._mapped_files import MappedFiles, Verify
 from ringstow._reading._mapped_tensors import Mapped, Opened
-from ringstow._reading._names import Names, part_of, skeleton_of
+from ringstow._reading._names import Names, check_cut, part_of, skeleton_of, tell_idle
 from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 from ringstow._saving import _tier_copies
@@ -123,10 +123,11 @@ def load(
             or ``mmap`` with a GPU, with ``on_corrupt="skip"``, or with a ``rename`` that joins or
             splits tensors.
         KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed); or
-            ``rename`` makes two names one, or joins tensors that are missing or do not fit.
+            ``rename`` makes two names one, or joins tensors that are missing, not selected, or do
+            not fit.
         UnsupportedError: a pickled value without ``allow_pickle``; a value of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; an
-            unknown ``device``.
+            unknown ``device``; a ``rename`` that joins or splits an optimizer's state.
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
             None, which `latest` returns if there is none.
         ReplacedCheckpointError: saves kept replacing it before the load could finish.
@@ -331,6 +332,8 @@ def _load(
     """
     if prefix or names is not None:
         skeleton = part_of(checkpoint, where, prefix, names)
+        if rename is not None and rename.joins:
+            check_cut(rename, skeleton, checkpoint, where)
     else:
         skeleton = skeleton_of(checkpoint, where)
     if isinstance(checkpoint, _foreign.Foreign) and checkpoint.has_text_keys:
@@ -341,6 +344,7 @@ def _load(
     if rename is not None:
         source = Mapped(checkpoint)
         skeleton = renamed_tree(skeleton, rename, source.tensors_for(where), where)
+        tell_idle(rename, where)
         gone = source.with_views(damaged)
     skeleton = _salvage.without(skeleton, gone)
     contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle, as_parts=as_parts)

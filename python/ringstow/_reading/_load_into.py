@@ -14,7 +14,7 @@ from ringstow._foreign import Foreign
 from ringstow._reading import _shard_boxes, _tied_memory
 from ringstow._reading._load_plan import Merge
 from ringstow._reading._mapped_tensors import Fetch, Mapped, Opened
-from ringstow._reading._names import ALL, Names
+from ringstow._reading._names import ALL, Names, tell_idle
 from ringstow._reading._salvage import find
 from ringstow._reading._tied_memory import Fill
 from ringstow._state.objects._state_dicts import Parts
@@ -82,6 +82,7 @@ def load_into(
     merge = kind(contents, source, cast=cast, damaged=damaged, state=state, parts=parts)
     if rename is not None:
         skeleton = merge.renamed(state, skeleton, rename)
+        tell_idle(rename, path)
         if isinstance(source, Mapped):
             merge.damaged = source.with_views(damaged)
     with _torch.without_autograd():

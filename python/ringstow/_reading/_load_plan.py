@@ -117,6 +117,8 @@ class Merge:
         self.mismatched: list[str] = []
         self.differs: set[str] = set()
         """How they differ: see `Mismatch.kinds`."""
+        self.turned: list[Path] = []
+        """Tensors whose two dimensions are swapped."""
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
         self.matches: _native.Matches | None = None
@@ -152,6 +154,7 @@ class Merge:
             self.kind_of,
             dropped,
             below,
+            self.turned,
         )
 
     def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
@@ -392,6 +395,7 @@ class Merge:
         kind = "size" if here[1] != there[1] else "cast" if cast else "dtype"
         if kind == "size" and len(here[1]) == 2 and here == (there[0], there[1][::-1]):
             kind = "turned"
+            self.turned.append(path)
         self.differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
         return False
 
@@ -583,6 +587,9 @@ class _Sides:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._shapes.get(name)
+
+    def is_optimizer(self, node: object) -> bool:
+        return is_optimizer_state(node)
 
     def leaf(self, name: str, view: View) -> Leaf:
         assert self._merge._mapped is not None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ringstow import _native
 from ringstow._foreign import Foreign
+from ringstow._state.objects._optimizers import is_optimizer_state
 from ringstow._state.tensors._memory import Address, dense_strides, moved
 from ringstow._state.tree._build import Contents
 from ringstow._state.tree._damaged_tensors import DamagedTensor
@@ -212,6 +213,9 @@ class _Stored:
 
     def shape(self, _name: str) -> Shape | None:
         return None
+
+    def is_optimizer(self, node: object) -> bool:
+        return is_optimizer_state(node)
 
 
 def _in_chunk(piece: Piece, number: int, offsets: Shape, sizes: Shape) -> Iterable[_Part]:

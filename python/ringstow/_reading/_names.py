@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 from ringstow import _native
 from ringstow._core._errors import KeyMismatchError
 from ringstow._foreign import Foreign
 from ringstow._state.tree import _skeleton
+from ringstow._state.tree._named_leaves import steps_of
 from ringstow._state.tree._rename import Given, Rename, below
-from ringstow._state.tree._select import by_keys, by_prefix
-from ringstow._state.tree._walk import Leaf
+from ringstow._state.tree._select import by_keys, by_prefix, listed
+from ringstow._state.tree._walk import Leaf, flat_name, leaves
+
+_log = logging.getLogger("ringstow")
 
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
@@ -56,6 +61,45 @@ def part_of(
         with contextlib.suppress(KeyMismatchError):
             return select(part)
     return select(_skeleton.parse(checkpoint.state, path))
+
+
+def check_cut(
+    rename: Rename, part: dict[Any, Any], checkpoint: _native.Checkpoint | Foreign, path: str
+) -> None:
+    """Refuse a selection that has some of the tensors that ``rename`` joins, and lacks others.
+
+    Raises:
+        KeyMismatchError: names those that it lacks.
+    """
+
+    def joins(skeleton: dict[Any, Any]) -> Iterator[tuple[Hashable, str]]:
+        for at, leaf in leaves(skeleton):
+            join = rename.join_of(steps_of(at)) if isinstance(leaf, Leaf) else None
+            if join is not None:
+                yield join, flat_name(at)
+
+    names: dict[Hashable, set[str]] = {}
+    for join, name in joins(part):
+        names.setdefault(join, set()).add(name)
+    if not names:
+        return
+    whole = joins(skeleton_of(checkpoint, path))
+    lacking = [name for join, name in whole if join in names and name not in names[join]]
+    if lacking:
+        raise KeyMismatchError(
+            f"{path}: prefix= or keys= selects a part of the tensors that rename= joins; "
+            f"{listed('left out', lacking)}. Select all of a joined tensor, or load these without "
+            "its entry in rename=",
+            path=path,
+            missing=lacking,
+        )
+
+
+def tell_idle(rename: Rename, path: str) -> None:
+    """Warn of entries of ``rename`` that should join or split, and have found no tensor."""
+    idle = rename.idle()
+    if idle:
+        _log.warning("%s: %s", path, listed("entries of rename= that match no tensor", idle))
 
 
 class Names(NamedTuple):

@@ -158,7 +158,8 @@ def convert(
         InvalidStateError: the kinds can't be detected, the two paths are the same, the target is
             a URL, or can't hold a value or name.
         UnsupportedError: a dtype or value can't be read or written, or a pickle needs
-            ``allow_pickle``.
+            ``allow_pickle``; or ``rename`` joins or splits an optimizer's state, which only a
+            target of ``hf`` leaves out.
         CorruptCheckpointError: the source is damaged; or the target differs from the source (names
             the first difference; the target is kept).
         BusyError: another conversion writes to ``dst``.
@@ -171,7 +172,9 @@ def convert(
     here, there = object_url(src) or absolute(src), _target(dst)
     _replace.put_back(there)
     source_kind = _source_kind(here, source)
-    target_kind = target or _checkpoint_kinds.target_kind(source_kind, there)
+    target_kind = target or _checkpoint_kinds.target_kind(
+        source_kind, there, changes=rename is not None
+    )
     _checkpoint_kinds.check_other(here, there)
     check = functools.partial(
         _checkpoint_kinds.check_target, there, target_kind, overwrite=overwrite
@@ -187,6 +190,7 @@ def convert(
         dtype=dtype,
         max_shard_bytes=parse_size(max_shard_size),
         rename=None if rename is None else Rename(rename),
+        keeps_optimizers=target_kind == "hf",
     )
     advance = progress or (lambda phase, done, total: None)
 

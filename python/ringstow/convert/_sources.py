@@ -13,7 +13,7 @@ from ringstow._foreign._lazy_tensors import lazy_model, lazy_state
 from ringstow._foreign._nested_states import State
 from ringstow._foreign._torch_file import Files
 from ringstow._reading._mapped_tensors import Mapped
-from ringstow._reading._names import skeleton_of
+from ringstow._reading._names import skeleton_of, tell_idle
 from ringstow._state.tree import _skeleton
 from ringstow._state.tree._fitting import renamed_tree
 from ringstow._state.tree._rename import Rename
@@ -31,6 +31,8 @@ class Options:
     dtype: str | None
     max_shard_bytes: int
     rename: Rename | None = None
+    keeps_optimizers: bool = False
+    """Whether ``rename`` leaves an optimizer's state as it is: the target will not have it."""
 
     @property
     def reading(self) -> Config:
@@ -79,7 +81,14 @@ def _renamed(path: str, checkpoint: Any, skeleton: State, options: Options) -> S
     """Return the state of a skeleton with the names and tensors that the rename makes."""
     mapped = Mapped(checkpoint)
     assert options.rename is not None
-    skeleton = renamed_tree(skeleton, options.rename, mapped.tensors_for(path), path)
+    skeleton = renamed_tree(
+        skeleton,
+        options.rename,
+        mapped.tensors_for(path),
+        path,
+        keeps_optimizers=options.keeps_optimizers,
+    )
+    tell_idle(options.rename, path)
     return lazy_state(path, mapped, skeleton, allow_pickle=options.allow_pickle)
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ringstow._core._errors import InvalidStateError, UnsupportedError
+from ringstow._core._errors import InvalidStateError
 from ringstow._state.objects._modules import ModuleState
 from ringstow._state.objects._optimizers import (
     GROUPS,
@@ -24,6 +24,7 @@ from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tensors import _composite_shards, _composites, _shards, _torch
 from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree._build import Builder, Contents
+from ringstow._state.tree._fitting import cannot_follow
 from ringstow._state.tree._walk import COMPOSITE, Box, Leaf, Path, describe, flat_name, stored_in
 
 if TYPE_CHECKING:
@@ -154,10 +155,7 @@ def renamed(node: dict[str, Any], rename: Rename, where: str) -> dict[str, Any]:
     keys = (key for key in node[STATE] if type(key) is str)
     joined = next((key for key in keys if rename.takes(tuple(key.split(".")))), None)
     if joined is not None:
-        raise UnsupportedError(
-            f"{where}: rename= joins or splits {joined}, and an optimizer's state cannot follow: "
-            "load the model alone, without the optimizer in the state dict, by strict=False"
-        )
+        raise cannot_follow(joined, where)
 
     def name(key: Any) -> Any:
         if type(key) is not str:

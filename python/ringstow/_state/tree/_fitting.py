@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ringstow._core._errors import KeyMismatchError
+from ringstow._core._errors import KeyMismatchError, UnsupportedError
 from ringstow._state.tree._named_leaves import Named, Steps, Tensors, steps_of, text_of
 from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._tensor_views import View
-from ringstow._state.tree._walk import Path, describe, like
+from ringstow._state.tree._walk import Leaf, Path, describe, flat_name, like
 
 _NOTHING: Any = object()
 _SEQUENCES = (list, tuple)
 
 
 def renamed_tree(
-    node: dict[Any, Any], rename: Rename, tensors: Tensors, where: str
+    node: dict[Any, Any],
+    rename: Rename,
+    tensors: Tensors,
+    where: str,
+    *,
+    keeps_optimizers: bool = False,
 ) -> dict[Any, Any]:
     """Return a skeleton with new names, for a load without a state dict.
 
-    Each leaf stays in its dict, as long as its new name begins with the dict's.
+    Each leaf stays in its dict, as long as its new name begins with the dict's. With
+    ``keeps_optimizers``, an optimizer's state is not joined or split.
 
     Raises:
         KeyMismatchError: two names are equal after the renaming; or tensors to join are missing.
+        UnsupportedError: the rename would join or split an optimizer's state.
     """
     leaves: list[Named] = []
     dicts: dict[Path, dict[Any, Any]] = {(): node}
-    _flatten(node, (), leaves, dicts)
+    _flatten(node, (), leaves, dicts, tensors.is_optimizer if rename.joins else None)
+    if not keeps_optimizers:
+        _refuse_optimizers(leaves, rename, where)
     made: dict[Any, Any] = like(node, ())
     placed: dict[int, dict[Steps, Path]] = {}
-    for steps, path, leaf in rename.apply(leaves, tensors, where):
+    for steps, path, leaf, _ in rename.apply(leaves, tensors, where):
         held = made
         base: Steps = ()
         for number, key in enumerate(path[:-1], 1):
@@ -53,15 +62,57 @@ def renamed_tree(
 
 
 def _flatten(
-    node: dict[Any, Any], path: Path, leaves: list[Named], dicts: dict[Path, dict[Any, Any]]
+    node: dict[Any, Any],
+    path: Path,
+    leaves: list[Named],
+    dicts: dict[Path, dict[Any, Any]],
+    is_optimizer: Callable[[object], bool] | None,
 ) -> None:
+    """List the leaves and dicts of a skeleton; with ``is_optimizer``, an optimizer's as such."""
+    is_own = is_optimizer is not None and is_optimizer(node)
+    is_optimizer = None if is_own else is_optimizer
+    begin = len(leaves)
     for key, child in node.items():
         at = (*path, key)
         if isinstance(child, dict) and child:
             dicts[at] = child
-            _flatten(child, at, leaves, dicts)
+            _flatten(child, at, leaves, dicts, is_optimizer)
         else:
             leaves.append(Named(steps_of(at), at, child))
+    if is_own:
+        leaves[begin:] = [one._replace(may_join=False) for one in leaves[begin:]]
+
+
+def cannot_follow(name: str, where: str) -> UnsupportedError:
+    """Return the error for an optimizer here whose parameters, or their states, are joined."""
+    return UnsupportedError(
+        f"{where}: rename= joins or splits {name}, and an optimizer's state cannot follow: load "
+        "the model alone, without the optimizer in the state dict, by strict=False"
+    )
+
+
+def _refuse_optimizers(leaves: list[Named], rename: Rename, where: str) -> None:
+    """Refuse to join or split an optimizer's state; say which part is without it.
+
+    Raises:
+        UnsupportedError: the rename would do so.
+    """
+
+    def first(*, may_join: bool) -> Named | None:
+        alike = (one for one in leaves if one.may_join == may_join and isinstance(one.node, Leaf))
+        return next((one for one in alike if rename.takes(one.steps)), None)
+
+    state = first(may_join=False)
+    if state is None:
+        return
+    other = first(may_join=True)
+    model = () if other is None else other.path
+    same = next((n for n, (a, b) in enumerate(zip(model, state.path, strict=False)) if a != b), 0)
+    part = flat_name(model[: same + 1]) or "model"
+    raise UnsupportedError(
+        f"{where}: rename= joins or splits {text_of(state.steps)}, and an optimizer's state cannot "
+        f"follow: load the model alone, by ringstow.load({where!r}, prefix={part!r}, rename=...)"
+    )
 
 
 def _key(key: Any, steps: Steps) -> Any:
@@ -98,14 +149,16 @@ class Fitting:
         Raises:
             KeyMismatchError: two names of one side are equal after the renaming; or tensors to join
                 are missing.
+            UnsupportedError: the rename would join or split the state of an optimizer here.
         """
         if not isinstance(node, dict):
             return node
         leaves: list[Named] = []
         groups: dict[Steps, list[tuple[Path, Any]]] = {}
-        self._index(node, path, len(path), leaves, groups)
+        ours = {*self._optimizers(here, path, len(path))} if self._rename.joins else None
+        self._index(node, path, len(path), leaves, groups, ours)
         found: dict[Steps, tuple[Path, Any]] = {}
-        for steps, at, node in self._rename.apply(leaves, self._tensors, self._where):
+        for steps, at, node, _ in self._rename.apply(leaves, self._tensors, self._where):
             if isinstance(node, View):
                 at, node = steps, self._tensors.leaf(text_of(steps), node)
             if steps in found:
@@ -125,15 +178,38 @@ class Fitting:
         root: int,
         leaves: list[Named],
         groups: dict[Steps, list[tuple[Path, Any]]],
+        ours: set[Steps] | None,
     ) -> None:
+        """List the leaves and dicts of a skeleton.
+
+        An optimizer's state is not joined. That is an error if the optimizer is among ``ours``.
+        """
+        at = self._rename.there(steps_of(path[root:]))
+        is_own = ours is not None and self._tensors.is_optimizer(node)
+        is_wanted = is_own and ours is not None and at in ours
+        ours = None if is_own else ours
+        begin = len(leaves)
         for key, child in node.items():
             at = (*path, key if type(key) is str else self._key_of(key, path))
             steps = steps_of(at[root:])
             if isinstance(child, dict):
                 groups.setdefault(self._rename.there(steps), []).append((at, child))
-                self._index(child, at, root, leaves, groups)
+                self._index(child, at, root, leaves, groups, ours)
             else:
                 leaves.append(Named(steps, at, child))
+        if is_own:
+            leaves[begin:] = [one._replace(may_join=False) for one in leaves[begin:]]
+        for one in leaves[begin:] if is_wanted else ():
+            if isinstance(one.node, Leaf) and self._rename.takes(one.steps):
+                raise cannot_follow(text_of(one.steps), self._where)
+
+    def _optimizers(self, here: dict[Any, Any], path: Path, root: int) -> Iterator[Steps]:
+        """Yield the mapped names of the optimizers' state dicts of the state dict."""
+        if self._tensors.is_optimizer(here):
+            yield self._rename.here(steps_of(path[root:]))
+        for key, value in here.items():
+            if isinstance(value, dict):
+                yield from self._optimizers(value, (*path, key), root)
 
     def _dict(self, here: dict[Any, Any], path: Path, root: int, names: Any) -> dict[Any, Any]:
         fitted: dict[Any, Any] = {}

@@ -1,6 +1,7 @@
-"""Guesses which tensors of one side are joined in the other: stacked experts, fused attention.
+"""Guesses which tensors of one side are joined or turned in the other, such as stacked experts.
 
-Pure. A guess needs equal dtypes, shapes that add up, and names with the same steps around.
+Pure. A guess of joined tensors needs equal dtypes, shapes that add up, and names with the same
+steps around.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ringstow._state.tree._key_maps import Transpose
 from ringstow._state.tree._named_leaves import Steps, text_of
+from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._walk import Path
 
 Kind = tuple[str, tuple[int, ...]]
@@ -68,6 +71,44 @@ def kinds(
 ) -> list[tuple[Steps, Any]]:
     """Return names and kinds of what only one side has."""
     return [(steps, kind_of(value)) for steps, (_, value) in gaps.items()]
+
+
+def turns(turned: Iterable[Steps], others: Iterable[Steps]) -> list[str]:
+    """Return the keys of a rename that takes all of these names and none of the others.
+
+    A key is the longest ending that many of them have. Empty: no keys do that.
+    """
+    others = set(others)
+    alike = {_starred(steps) for steps in others}
+    left = dict.fromkeys(turned)
+    found: list[str] = []
+    while left:
+        first = next(iter(left))
+        name = _starred(first)
+        endings = (name[at:] for at in reversed(range(len(name))))
+        ending = next((one for one in endings if _takes_none(one, alike)), None)
+        if ending is None:
+            if not all(isinstance(step, str) for step in first) or not _takes_none(first, others):
+                return []
+            ending, group = first, [first]
+        else:
+            size = len(ending)
+            group = [steps for steps in left if _starred(steps)[-size:] == ending]
+            names = [_starred(steps) for steps in group]
+            while size < len(name) and all(one[-size - 1 :] == name[-size - 1 :] for one in names):
+                size += 1
+            ending = name[-size:]
+        found.append(text_of(ending))
+        for steps in group:
+            del left[steps]
+    return found
+
+
+def _takes_none(key: Steps, names: Iterable[Steps]) -> bool:
+    """Return whether a key of a rename is in none of the names."""
+    text = text_of(key)
+    rename = Rename({text: Transpose(text)})
+    return not any(map(rename.takes, names))
 
 
 def _stacked(apart: Names, whole: Names) -> Iterator[Join]:

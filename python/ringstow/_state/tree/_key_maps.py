@@ -108,7 +108,6 @@ class Transpose:
 
 
 KeyMap: TypeAlias = Stack | Unstack | Concat | Split | Transpose
-KINDS = (Stack, Unstack, Concat, Split, Transpose)
 
 
 def check(to: object, names: int, stars: int) -> None:
@@ -134,6 +133,8 @@ def check(to: object, names: int, stars: int) -> None:
             raise ValueError(f"{to} stacks the tensors of a *, and its key has none")
         check(to.to, names, stars - 1)
     elif isinstance(to, Transpose):
+        if len({*to.dims}) != 2:
+            raise ValueError(f"{to} swaps two dimensions: dims= needs two different ones")
         check(to.to, names, stars)
     elif isinstance(to, Unstack | Split):
         if names > 1:
@@ -148,8 +149,8 @@ def check(to: object, names: int, stars: int) -> None:
             check(part, 1, stars)
     else:
         raise TypeError(
-            "rename maps a name to a name, or to a Stack, Unstack, Concat, Split or Transpose, not "
-            f"to {to!r:.60}"
+            'rename maps a name to a name, such as {"module": ""}, or to a Stack, Unstack, Concat, '
+            f"Split or Transpose, not to {to!r:.60}"
         )
 
 
@@ -162,6 +163,15 @@ def _check_name(name: str, names: int, stars: int) -> None:
             f"rename maps to {name!r}, with {found} *, where {stars} are needed: one for each * "
             "that the key has and Stack or Concat does not take, and one for each Unstack"
         )
+
+
+def taken_stars(to: str | KeyMap, names: int) -> int:
+    """Return how many of the last ``*`` of a key of so many names a map joins over."""
+    if isinstance(to, Stack):
+        return 1 + taken_stars(to.to, names)
+    if isinstance(to, Concat):
+        return (names == 1) + taken_stars(to.to, 1)
+    return taken_stars(to.to, names) if isinstance(to, Transpose) else 0
 
 
 def run(to: str | KeyMap, streams: list[Stream], shape_of: ShapeOf | None) -> Iterator[Result]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringstow._core._errors import KeyMismatchError
-from ringstow._state.tree._joined_names import joins, kinds
+from ringstow._state.tree._joined_names import joins, kinds, turns
 from ringstow._state.tree._named_leaves import Steps, steps_of, text_of
 from ringstow._state.tree._select import by_slim, listed
 from ringstow._state.tree._similar_names import (
@@ -26,7 +26,7 @@ from ringstow._state.tree._similar_names import (
     renamed,
     sample,
 )
-from ringstow._state.tree._walk import describe, flat_name
+from ringstow._state.tree._walk import Path, describe, flat_name
 
 
 class Call(NamedTuple):
@@ -88,6 +88,8 @@ class Mismatch:
     """Names that `slim` has dropped."""
     below: str = ""
     """The prefix whose part is loaded."""
+    turned: Sequence[Path] = ()
+    """Tensors whose two dimensions are swapped."""
 
     def error(self, *, strict: bool = True) -> KeyMismatchError:
         """Return the error that lists all differences and says why and what to do.
@@ -312,9 +314,7 @@ class Mismatch:
     def _of_kinds(self) -> Iterator[str]:
         """Yield what to do about tensors and values that differ."""
         if "turned" in self.kinds:
-            way = self.call.way('rename={"weight": ringstow.Transpose("weight")}')
-            way = f": {way} turns those that end so" if way else ""
-            yield f"two dimensions are swapped{way}"
+            yield self._of_turned()
         if "size" in self.kinds:
             rest = f"; {self.call.strict} then loads the others" if self.call.strict else ""
             way = self.call.way('rename={"head": "old_head"}')
@@ -337,6 +337,29 @@ class Mismatch:
             )
         if "kind" in self.kinds:
             yield "kinds differ: put a value of the checkpoint's kind in the place"
+
+    def _of_turned(self) -> str:
+        """Return how to transpose the tensors that need it, and which others may."""
+        turned = dict.fromkeys(steps_of(path) for path in self.turned)
+        shapes: dict[Steps, tuple[int, ...]] = {}
+        for path, value in (*self.leaves(), *self.unexpected):
+            kind = self.kind_of(value)
+            if isinstance(kind, tuple) and len(kind) == 2 and steps_of(path) not in turned:
+                shapes[steps_of(path)] = kind[1]
+        keys = turns(turned, shapes)
+        mapping = ", ".join(f'"{key}": ringstow.Transpose("{key}")' for key in keys)
+        way = self.call.way(f"rename={{{mapping}}}") if 0 < len(keys) <= SHOWN_MAX else ""
+        said = f"two dimensions are swapped{f': {way} turns these' if way else ''}"
+        ends = {steps[-1] for steps in turned}
+        square = [
+            f"{text_of(steps)} {list(shape)}"
+            for steps, shape in shapes.items()
+            if steps[-1] in ends and len(shape) == 2 and 1 < shape[0] == shape[1]
+        ]
+        if square:
+            title = "square tensors fit either way: see which of these are swapped, too"
+            said += f"; {listed(title, square)}"
+        return said
 
     def _of_rest(
         self, here: dict[Steps, Gap], there: dict[Steps, Gap], *, is_all: bool

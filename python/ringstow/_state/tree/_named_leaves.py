@@ -33,6 +33,8 @@ class Named(NamedTuple):
     """Where it is in the checkpoint; of several joined tensors, where the first one is."""
     node: Any
     """Its node of the skeleton, or a `View`."""
+    may_join: bool = True
+    """False for an optimizer's state: it gets another name, and is not joined or split."""
 
 
 class Tensors(Protocol):
@@ -43,6 +45,9 @@ class Tensors(Protocol):
 
     has_state: bool
     """Whether there is a state dict."""
+
+    def is_optimizer(self, node: object) -> bool:
+        """Return whether a dict is an optimizer's state dict, or the skeleton of one."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor of the state dict; None if there is none of that name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ringstow._core._arguments import brief
@@ -52,8 +52,14 @@ class Stage(Protocol):
     def takes(self, steps: Steps) -> bool:
         """Return whether it joins or splits the tensor of this name."""
 
+    def join_of(self, steps: Steps) -> Hashable:
+        """Return what tells the tensors that become one from all others; None: it stays alone."""
+
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         """Yield the leaves with new names, and the joined and split tensors."""
+
+    def idle(self) -> list[str]:
+        """Return the keys that join or split, and by which `apply` has found no tensor."""
 
 
 class Rename:
@@ -94,6 +100,18 @@ class Rename:
             steps = stage.there(steps)
         return False
 
+    def join_of(self, steps: Steps) -> Hashable:
+        """Return what the tensor of this name has in common with those that it is joined with.
+
+        None: it is joined with none.
+        """
+        for number, stage in enumerate(self._stages):
+            if stage.takes(steps):
+                join = stage.join_of(steps)
+                return None if join is None else (number, join)
+            steps = stage.there(steps)
+        return None
+
     def apply(self, leaves: list[Named], tensors: Tensors, where: str) -> list[Named]:
         """Return the leaves by their new names, with a `View` for each joined or split tensor.
 
@@ -108,6 +126,10 @@ class Rename:
         except CannotJoinError as error:
             raise KeyMismatchError(f"{where}: rename= {error}", path=where) from None
         return leaves
+
+    def idle(self) -> list[str]:
+        """Return the keys that join or split, and by which `apply` has found no tensor."""
+        return [key for stage in self._stages for key in stage.idle()]
 
 
 def _stages(given: Given) -> Iterator[Stage]:
@@ -138,6 +160,8 @@ def _wrong(given: object) -> TypeError:
 class _Rule(NamedTuple):
     """A key that joins or splits, and what becomes of its tensors."""
 
+    key: str
+    """The key, as Python writes it."""
     runs: list[Steps]
     to: KeyMap
 
@@ -165,14 +189,12 @@ class _Mapping:
             stars = {key.count(_ANY) for key in keys}
             if len(stars) > 1:
                 raise ValueError(f"rename: the names of {old!r} have different numbers of *")
-            if not isinstance(new, (str, *_key_maps.KINDS)):
-                raise _wrong(mapping)
-            if new:
+            if new != "":
                 _key_maps.check(new, len(keys), *stars)
             if isinstance(new, str):
                 runs |= dict.fromkeys(keys, _run(new))
             else:
-                self._rules.append(_Rule(keys, new))
+                self._rules.append(_Rule(repr(old), keys, new))
         # The longest first: it is the most specific.
         self._runs = sorted(runs.items(), key=lambda pair: -len(pair[0]))
         self._gone = [(old, new) for old, new in self._runs if not new]
@@ -180,6 +202,7 @@ class _Mapping:
             ((run, rule, number) for rule in self._rules for number, run in enumerate(rule.runs)),
             key=lambda key: -len(key[0]),
         )
+        self._used: set[str] = set()
         self.joins = bool(self._rules)
 
     def there(self, steps: Steps) -> Steps:
@@ -191,12 +214,23 @@ class _Mapping:
     def takes(self, steps: Steps) -> bool:
         return self._found(steps) is not None
 
+    def join_of(self, steps: Steps) -> Hashable:
+        found = self._found(steps)
+        if found is None:
+            return None
+        run, rule, _, at = found
+        taken = _key_maps.taken_stars(rule.to, len(rule.runs))
+        if not taken and len(rule.runs) == 1:
+            return None
+        stars = _stars(steps, at, run)
+        return id(rule), steps[:at], steps[at + len(run) :], stars[: len(stars) - taken]
+
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         # For each rule, and each name around its keys: the tensors of the keys, and the first leaf.
         groups: dict[tuple[int, Steps, Steps], tuple[_Rule, list[dict[Stars, Named]]]] = {}
         order: list[Named | tuple[int, Steps, Steps]] = []
         for one in leaves:
-            found = self._found(one.steps)
+            found = self._found(one.steps) if one.may_join else None
             view = None if found is None else view_of(one, tensors)
             if found is None or view is None:
                 order.append(one._replace(steps=self.there(one.steps)))
@@ -205,16 +239,19 @@ class _Mapping:
             ahead, behind = one.steps[:at], one.steps[at + len(run) :]
             group = (id(rule), ahead, behind)
             if group not in groups:
+                self._used.add(rule.key)
                 groups[group] = rule, [{} for _ in rule.runs]
                 order.append(group)
-            stars = tuple(step for step, of in zip(one.steps[at:], run, strict=False) if of == _ANY)
-            groups[group][1][number][stars] = one._replace(node=view)
+            groups[group][1][number][_stars(one.steps, at, run)] = one._replace(node=view)
         for entry in order:
             if isinstance(entry, Named):
                 yield entry
             else:
                 rule, found_by_key = groups[entry]
                 yield from self._made(rule, found_by_key, entry[1], entry[2], tensors)
+
+    def idle(self) -> list[str]:
+        return [rule.key for rule in self._rules if rule.key not in self._used]
 
     def _made(
         self,
@@ -266,6 +303,11 @@ def _run(text: str) -> Steps:
     return tuple(text.strip(".").split(".")) if text.strip(".") else ()
 
 
+def _stars(steps: Steps, at: int, run: Steps) -> Stars:
+    """Return the steps from ``at`` for which the ``*`` of a pattern stand."""
+    return tuple(step for step, of in zip(steps[at:], run, strict=False) if of == _ANY)
+
+
 def _filled(run: Steps, stars: Stars) -> Steps:
     """Return the steps of a pattern, with these in place of its ``*``."""
     rest = iter(stars)
@@ -289,8 +331,7 @@ def _mapped(steps: Steps, runs: list[tuple[Steps, Steps]]) -> Steps:
     while at < len(steps):
         for old, new in runs:
             if _matches(steps, at, old):
-                stars = [s for s, of in zip(steps[at:], old, strict=False) if of == _ANY]
-                mapped += _filled(new, tuple(stars)) if stars else new
+                mapped += _filled(new, _stars(steps, at, old)) if _ANY in old else new
                 at += len(old)
                 break
         else:

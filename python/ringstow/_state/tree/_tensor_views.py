@@ -152,9 +152,12 @@ def transpose(view: View, one: int, other: int) -> View:
     """Return a tensor with two dimensions swapped.
 
     Raises:
-        CannotJoinError: there are no such dimensions.
+        CannotJoinError: there are no such dimensions, or they are one.
     """
+    first, second = one, other
     one, other = (_dimension(dim, len(view.shape), view) for dim in (one, other))
+    if one == other:
+        raise CannotJoinError(f"dimensions {first} and {second} of {view.kind} are one")
     order = list(range(len(view.shape)))
     order[one], order[other] = other, one
     pieces = (
@@ -198,7 +201,12 @@ def _without(pieces: Iterable[Piece], dim: int) -> Iterator[Piece]:
 
 def _check_alike(first: View, view: View, has_shape: bool) -> None:
     if (view.dtype, view.array) != (first.dtype, first.array) or not has_shape:
-        raise CannotJoinError(f"{first.kind} and {view.kind} do not fit together")
+        both = f"{first.kind} and {view.kind} do not fit together"
+        if view.dtype != first.dtype:
+            both += (
+                ": joined tensors must have one dtype in the checkpoint; cast= converts the whole"
+            )
+        raise CannotJoinError(both)
     if view.dtype.startswith(("F4", "F6")):
         raise CannotJoinError(f"{view.dtype} has no whole bytes to join or to cut at")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringstow._core._errors import UnsupportedError
@@ -54,6 +54,12 @@ class Table:
     def takes(self, steps: Steps) -> bool:
         return self._converted(self._renamed(_text(steps)))[1] is not None
 
+    def join_of(self, steps: Steps) -> Hashable:
+        return self._converted(self._renamed(_text(steps)))[0]
+
+    def idle(self) -> list[str]:
+        return []  # a table has entries for other models, too
+
     def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
         groups: dict[str, _Group] = {}
         plain: list[Named] = []
@@ -62,6 +68,8 @@ class Table:
             renamed, converter, pattern = self._converted(self._renamed(name))
             if tensors.shape(renamed) is None and tensors.shape(name) is not None:
                 renamed, converter = name, None
+            if not one.may_join:
+                converter = None
             view = None if converter is None else view_of(one, tensors)
             if view is None:
                 is_same = renamed == name
