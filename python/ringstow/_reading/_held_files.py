@@ -6,8 +6,10 @@ import json
 import os
 import weakref
 from collections.abc import Iterable
+from typing import BinaryIO
 
 from ringstow import _native
+from ringstow._core import _files
 from ringstow._core._errors import CorruptCheckpointError
 
 # Bytes that are read at once.
@@ -20,7 +22,7 @@ class HeldFiles:
     def __init__(self, checkpoint: _native.Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._files = [path for _, path, *_ in _native.files_of(checkpoint)]
-        self._open: dict[int, int] = {}
+        self._open: dict[int, BinaryIO] = {}
         block_bytes: int = json.loads(checkpoint.info)["block_bytes"]
         self._piece_bytes = max(_PIECE_BYTES // block_bytes, 1) * block_bytes
         self.close = weakref.finalize(self, _close, self._open)
@@ -31,8 +33,8 @@ class HeldFiles:
         for number in {file for file, _, _ in _native.needed(self._checkpoint, names, [])}:
             if number not in self._open:
                 try:
-                    self._open[number] = os.open(self._files[number], os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
+                    self._open[number] = _files.reading(self._files[number], links=False)
+                except (OSError, _files.OtherKindError):
                     continue
 
     def have(self, names: list[str]) -> bool:
@@ -67,7 +69,8 @@ class HeldFiles:
         content = bytearray(end - begin)
         done = 0
         while done < len(content):
-            count = os.preadv(self._open[file], [memoryview(content)[done:]], begin + done)
+            descriptor = self._open[file].fileno()
+            count = os.preadv(descriptor, [memoryview(content)[done:]], begin + done)
             if not count:
                 return None
             done += count
@@ -84,6 +87,6 @@ class HeldFiles:
         ]
 
 
-def _close(files: dict[int, int]) -> None:
+def _close(files: dict[int, BinaryIO]) -> None:
     while files:
-        os.close(files.popitem()[1])
+        files.popitem()[1].close()
