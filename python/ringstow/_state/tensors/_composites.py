@@ -164,7 +164,7 @@ def can_fill(tensor: torch.Tensor) -> bool:
 
 
 def misfit(target: torch.Tensor, source: torch.Tensor) -> tuple[str, ...]:
-    """Return in what a sparse or jagged tensor and its source differ; empty if it can be filled.
+    """Return in what a tensor of a layout and its source differ; empty if it can be filled.
 
     Whoever holds the tensor of which it is ``detach()`` must see the elements, too, such as the
     module of a ``state_dict()``. Both are of one layout, shape and dtype.
@@ -185,7 +185,9 @@ def misfit(target: torch.Tensor, source: torch.Tensor) -> tuple[str, ...]:
             return ()
         lengths = [_lengths(one) for one in (ours, theirs)]
         return f"a jagged tensor of the lengths {lengths[0]}", f"one of {lengths[1]}"
-    shapes = [[list(one.shape) for one in of.values()] for of in (ours, theirs)]
+    shapes = [{name: list(one.shape) for name, one in of.items()} for of in (ours, theirs)]
+    if "values" not in ours:  # a parameter of bitsandbytes
+        return () if shapes[0] == shapes[1] else (f"parts of {shapes[0]}", f"parts of {shapes[1]}")
     if here.type == "sparse_coo":
         if target.is_coalesced() and not source.is_coalesced():
             return "a coalesced sparse_coo tensor", "one that is not coalesced"
@@ -216,8 +218,10 @@ def _blocks(parts: dict[str, Any]) -> list[int]:
 
 
 def fill_layout(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Give a sparse or jagged tensor the elements of another, which has no `misfit` with it."""
+    """Give a tensor of a layout the elements of another, which has no `misfit` with it."""
     torch: Any = sys.modules["torch"]
+    if target.layout is torch.strided and not target.is_nested:  # a parameter of bitsandbytes
+        return fill(target, source)
     with torch.no_grad():
         target = target.detach() if target.requires_grad else target
         if target.layout is torch.sparse_coo:
