@@ -95,7 +95,8 @@ if TYPE_CHECKING:
     from ringstow._saving._tier_copies import wait_promoted
     from ringstow._state.objects._per_rank import PerRank
     from ringstow._state.objects._rng import RngState
-    from ringstow._state.tensors._composites import TensorParts, allow_types
+    from ringstow._state.tensors._composites import allow_types
+    from ringstow._state.tensors._layouts import TensorParts
     from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
     from ringstow._state.tree._key_maps import Concat, Split, Stack, Transpose, Unstack
     from ringstow._state.tree._mapped_state import MappedState
@@ -222,7 +223,8 @@ _HOMES = {
     "_saving._tier_copies": "wait_promoted",
     "_state.objects._per_rank": "PerRank",
     "_state.objects._rng": "RngState",
-    "_state.tensors._composites": "TensorParts allow_types",
+    "_state.tensors._composites": "allow_types",
+    "_state.tensors._layouts": "TensorParts",
     "_state.tree._damaged_tensors": "DamagedTensor Salvaged",
     "_state.tree._mapped_state": "MappedState",
     "_state.tree._key_maps": "Concat Split Stack Transpose Unstack",

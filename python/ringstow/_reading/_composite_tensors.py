@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ringstow._reading._targets import kind_there
 from ringstow._state.tensors import _composite_shards, _composites, _torch
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tree._build import Builder, Contents, Survey
 from ringstow._state.tree._damaged_tensors import DamagedTensor
 from ringstow._state.tree._refusals import type_name
@@ -138,7 +139,7 @@ def shards(
     return [] if _differs(plan, whole.parts, node, path) else [*stored.items()]
 
 
-def _differs(plan: Merge, here: _composites.TensorParts, node: Box, path: Path) -> bool:
+def _differs(plan: Merge, here: TensorParts, node: Box, path: Path) -> bool:
     """Note what the contexts differ in, if they do; return whether they differ."""
     assert here.context is not None
     if stored_in(node.context):

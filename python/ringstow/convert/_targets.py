@@ -21,7 +21,7 @@ from ringstow._ranks import _concurrent_saves
 from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
 from ringstow._state.tensors import _torch
-from ringstow._state.tensors._composites import TensorParts
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _encode
 from ringstow._state.tree._custom_types import parts

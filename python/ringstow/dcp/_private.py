@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from ringstow._state._torch_private import flattened as flattened
 from ringstow._state._torch_private import refusal_of as refusal_of
+from ringstow._state.tensors._shards import dtensor_like
 
 
 class Call:
@@ -215,14 +216,8 @@ def dtensor_of(local: torch.Tensor, like: DTensor) -> DTensor:
     if like.device_mesh.device_type != "cpu":
         # from_local would move the copy to the mesh's device.
         return DTensor(local, like._spec, requires_grad=False)
-    return DTensor.from_local(
-        local,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    made: DTensor = dtensor_like(like, local)
+    return made
 
 
 def sharded_tensor_of(parts: list[torch.Tensor], like: ShardedTensor) -> ShardedTensor:

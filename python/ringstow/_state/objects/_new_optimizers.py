@@ -325,7 +325,7 @@ def _new_like(tensor: Any, name: str, stored: Stored | Composite, path: Path) ->
         if tuple(tensor.shape) == stored.shape or name in _LIKE_PARAMETER:
             if local is not None and _composites.is_composite(local):
                 plain = torch.empty(local.shape, dtype=dtype, device=local.device)
-                return _composite_shards.sharded_like(tensor, plain)
+                return _shards.dtensor_like(tensor, plain)
             return torch.empty_like(tensor, dtype=dtype)
         if not stored.shape or type(tensor).__name__ != "DTensor":
             return None

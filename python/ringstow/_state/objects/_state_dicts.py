@@ -12,7 +12,7 @@ from ringstow._state.objects._modules import ModuleState
 from ringstow._state.objects._optimizers import Modules, OptimizerState
 from ringstow._state.objects._per_rank import PerRank
 from ringstow._state.tensors import _composites, _numpy, _shards, _torch
-from ringstow._state.tensors._composites import TensorParts
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._walk import Path, describe
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ringstow._core._errors import UnsupportedError
 from ringstow._state.tensors import _composites, _shards, _torch
-from ringstow._state.tensors._composites import TensorParts
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import dense_strides
 from ringstow._state.tensors._shards import Piece, Shape, Sharded
 
@@ -168,21 +168,7 @@ def local_like(
         tensors[name] = torch.empty(inner, dtype=dtype, device=mine.device)
     parts = TensorParts(kind, tensors, context)
     made = _composites.make(TensorParts(kind, tensors, _with_shape(parts, local)), key)
-    return sharded_like(parameter, made)
-
-
-def sharded_like(parameter: Any, local: Any) -> Any:
-    """Return a DTensor over a local tensor, sharded as a parameter is."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    return _shards.dtensor_like(parameter, made)
 
 
 def _local_shape(kind: str, name: str, whole: Shape, sizes: tuple[Shape, Shape]) -> Shape | None:

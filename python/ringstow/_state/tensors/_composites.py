@@ -7,14 +7,14 @@ them. Wrapper subclasses are taken apart and made by their own protocol, ``__ten
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow._state.tensors import _bitsandbytes, _torch
+from ringstow._state.tensors import _torch
+from ringstow._state.tensors._layouts import LAYOUTS, Differs, TensorParts, grad, take_bits
 from ringstow._state.tensors._optional_packages import imported
 
 if TYPE_CHECKING:
@@ -72,22 +72,6 @@ def allow_types(*types: _T) -> _T:
     return types[0]
 
 
-@dataclasses.dataclass(eq=False)
-class TensorParts:
-    """The parts of a tensor that is made of others, if it is loaded as its parts.
-
-    Attributes:
-        type: its type, ``"torchao.quantization:Int8Tensor"``, or its layout, ``"sparse_coo"``.
-        tensors: the inner tensors by name, also as `TensorParts` if they have parts themselves.
-        context: the other values that the type needs; None if they need types that are missing
-            here.
-    """
-
-    type: str
-    tensors: dict[str, Any]
-    context: dict[str, Any] | None
-
-
 def name_of(kind: type) -> str:
     """Return the name of a type in a manifest: ``"module:Name"``."""
     return f"{kind.__module__}:{kind.__qualname__}"
@@ -114,17 +98,17 @@ def take(tensor: torch.Tensor, key: str) -> TensorParts | None:
     module: Any = sys.modules["torch"]
     if kind.__torch_dispatch__ is not module.Tensor.__torch_dispatch__:
         return _take_wrapper(tensor, kind, key)
-    if not _torch.is_of_torch(tensor) and name_of(kind) in _LAYOUTS:
-        return _LAYOUTS[name_of(kind)].take(tensor, name_of(kind))
+    if not _torch.is_of_torch(tensor) and name_of(kind) in LAYOUTS:
+        return LAYOUTS[name_of(kind)].take(tensor, name_of(kind))
     with module._C.DisableTorchFunctionSubclass():  # a save runs no code of a type of the program
         if tensor.device.type == "meta" or tensor.is_nested or tensor.is_quantized:
             return None
         found: TensorParts | None = None
         if tensor.layout is not module.strided:
             layout = _torch.dtype_name(tensor.layout)  # "sparse_coo"
-            found = _LAYOUTS[layout].take(tensor, layout) if layout in _LAYOUTS else None
+            found = LAYOUTS[layout].take(tensor, layout) if layout in LAYOUTS else None
         elif _torch.dtype_name(tensor.dtype) not in _torch.CODES:
-            found = _take_bits(tensor)
+            found = take_bits(tensor)
         return found
 
 
@@ -160,80 +144,38 @@ def with_inner(tensor: torch.Tensor, plain: Iterator[torch.Tensor], key: str) ->
 def can_fill(tensor: torch.Tensor) -> bool:
     """Return whether a composite's inner tensors can be filled in place: not indices or offsets."""
     parts = take(tensor, "")
-    return parts is not None and (not is_known(parts.type) or parts.type == "bits")
+    return parts is not None and (not is_known(parts.type) or LAYOUTS[parts.type].is_view)
 
 
-def misfit(target: torch.Tensor, source: torch.Tensor) -> tuple[str, ...]:
+def misfit(target: torch.Tensor, source: torch.Tensor) -> Differs:
     """Return in what a tensor of a layout and its source differ; empty if it can be filled.
 
-    Whoever holds the tensor of which it is ``detach()`` must see the elements, too, such as the
-    module of a ``state_dict()``. Both are of one layout, shape and dtype.
+    Filled so that whoever holds the same memory sees the elements, such as the module of a
+    ``state_dict()``. Both are of one layout, shape and dtype.
     """
-    here, there = (take(one, "") for one in (target, source))
-    assert here is not None
-    assert there is not None
-    ours, theirs = here.tensors, there.tensors
-    if any(_is_expanded(one) for one in ours.values()):
+    here, there = _both(target, source)
+    if any(_is_expanded(one) for one in here.tensors.values()):
         return f"a {here.type} tensor of an expanded view", "one of its own"
-    if here.type == "jagged":
-        fixed = (ours.keys() | theirs.keys()) - {"values"}
-        same = all(
-            one in ours and one in theirs and ours[one].cpu().equal(theirs[one].cpu())
-            for one in fixed
-        )
-        if same and ours["values"].shape == theirs["values"].shape:
-            return ()
-        lengths = [_lengths(one) for one in (ours, theirs)]
-        return f"a jagged tensor of the lengths {lengths[0]}", f"one of {lengths[1]}"
-    shapes = [{name: list(one.shape) for name, one in of.items()} for of in (ours, theirs)]
-    if "values" not in ours:  # a parameter of bitsandbytes
-        return () if shapes[0] == shapes[1] else (f"parts of {shapes[0]}", f"parts of {shapes[1]}")
-    if here.type == "sparse_coo":
-        if target.is_coalesced() and not source.is_coalesced():
-            return "a coalesced sparse_coo tensor", "one that is not coalesced"
-        is_equal = shapes[0] == shapes[1]
-    else:
-        can_grow = all(ours[n].untyped_storage().resizable() for n in ("values", "plain_indices"))
-        is_equal = shapes[0] == shapes[1] or (can_grow and _blocks(ours) == _blocks(theirs))
-    if is_equal:
-        return ()
-    values = [list(one["values"].shape) for one in (ours, theirs)]
-    return f"a {here.type} tensor with values {values[0]}", f"one with values {values[1]}"
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _lengths(parts: dict[str, Any]) -> str:
-    lengths = parts.get("lengths")
-    lengths = parts["offsets"].diff() if lengths is None else lengths
-    return f"{lengths.tolist()!r:.60}"
-
-
-def _blocks(parts: dict[str, Any]) -> list[int]:
-    """Return the shape of a compressed tensor's values without their number."""
-    shape, batch = list(parts["values"].shape), parts["compressed_indices"].dim() - 1
-    return shape[:batch] + shape[batch + 1 :]
+    return LAYOUTS[here.type].differs(here, there)
 
 
 def fill_layout(target: torch.Tensor, source: torch.Tensor) -> None:
     """Give a tensor of a layout the elements of another, which has no `misfit` with it."""
-    torch: Any = sys.modules["torch"]
-    if target.layout is torch.strided and not target.is_nested:  # a parameter of bitsandbytes
-        return fill(target, source)
-    with torch.no_grad():
+    here, there = _both(target, source)
+    with sys.modules["torch"].no_grad():
         target = target.detach() if target.requires_grad else target
-        if target.layout is torch.sparse_coo:
-            target._indices().copy_(source._indices())
-            target._values().copy_(source._values())
-            target._coalesced_(source.is_coalesced())
-        elif target.is_nested:
-            target.values().copy_(source.values())
-        else:
-            source = source.to(target.device)
-            target.resize_as_sparse_(source)
-            target.copy_(source)
+        LAYOUTS[here.type].fill(here, there, target, source)
+
+
+def _both(target: torch.Tensor, source: torch.Tensor) -> tuple[TensorParts, TensorParts]:
+    here, there = take(target, ""), take(source, "")
+    assert here is not None
+    assert there is not None
+    return here, there
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def differing(here: dict[str, Any], there: dict[str, Any]) -> list[str]:
@@ -301,7 +243,7 @@ def is_composite(value: object) -> bool:
 def _take_wrapper(tensor: Any, kind: type, key: str) -> TensorParts | None:
     name = kind.__name__
     if name == "NestedTensor" and kind.__module__.startswith("torch.nested."):
-        return _LAYOUTS["jagged"].take(tensor, "jagged")
+        return LAYOUTS["jagged"].take(tensor, "jagged")
     if name in _WITHOUT_ELEMENTS or not _is_wrapper(kind):
         return None
     if not is_allowed(name_of(kind)):
@@ -324,24 +266,7 @@ def _outer(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the size and stride of a wrapper, and whether it needs a gradient."""
     with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
         outer: dict[str, Any] = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
-        return outer | _grad(tensor)
-
-
-def _grad(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"requires_grad": True} if tensor.requires_grad else {}
-
-
-def _take_bits(tensor: torch.Tensor) -> TensorParts | None:
-    """Return a tensor of a dtype without a name in safetensors as the integers of its bits."""
-    module = sys.modules["torch"]
-    bits = _BITS.get(tensor.dtype.itemsize)
-    if bits is None or not hasattr(module, bits):
-        return None
-    plain = tensor.detach().view(getattr(module, bits))
-    return TensorParts("bits", {"bits": plain}, {"dtype": tensor.dtype})
-
-
-_BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+        return outer | grad(tensor)
 
 
 def as_parts(value: Any) -> Any:
@@ -356,7 +281,7 @@ def is_allowed(name: str) -> bool:
 
 def is_known(name: str) -> bool:
     """Return whether a name is that of a layout which this module makes, not of a type."""
-    return name in _LAYOUTS
+    return name in LAYOUTS
 
 
 def check(name: str, key: str) -> None:
@@ -424,7 +349,7 @@ def make(parts: TensorParts, key: str) -> Any:
     assert context is not None
     if not is_known(parts.type):
         return _grown(_make_wrapper(parts.type, parts.tensors, context, key), context)
-    known = _LAYOUTS[parts.type]
+    known = LAYOUTS[parts.type]
     if not known.fits(parts.tensors, context) or type(context.get("coalesced", True)) is not bool:
         raise ValueError(f"these are no parts of a tensor of the kind {parts.type!r}")
     try:
@@ -467,164 +392,3 @@ def _make_wrapper(name: str, tensors: dict[str, Any], context: dict[str, Any], k
 
 def _are_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(one) is int for one in value)
-
-
-# Layouts, which functions of torch make.
-
-
-class _Layout(NamedTuple):
-    take: Callable[[Any, str], TensorParts | None]
-    make: Callable[[str, dict[str, Any], dict[str, Any]], Any]
-    tensors: frozenset[str]
-    """The names of the inner tensors that it always has."""
-    optional: frozenset[str]
-    context: frozenset[str]
-    more: frozenset[str] = frozenset()
-    """Further keys that the context may have."""
-
-    def fits(self, tensors: dict[str, Any], context: dict[str, Any]) -> bool:
-        """Return whether these are the parts of such a tensor, by their names."""
-        return (
-            self.tensors <= tensors.keys() <= self.tensors | self.optional
-            and self.context <= context.keys() <= self.context | self.more | {"requires_grad"}
-        )
-
-
-def _of_taken(name: str, taken: _bitsandbytes.Taken | None, tensor: Any) -> TensorParts | None:
-    return None if taken is None else TensorParts(name, taken[0], taken[1] | _grad(tensor))
-
-
-def _take_coo(tensor: Any, name: str) -> TensorParts:
-    plain = tensor.detach()
-    tensors = {"indices": plain._indices(), "values": plain._values()}
-    context = {"shape": list(plain.shape), "coalesced": plain.is_coalesced()}
-    return TensorParts(name, tensors, context | _grad(tensor))
-
-
-def _make_coo(_: str, tensors: dict[str, Any], context: dict[str, Any]) -> Any:
-    torch = sys.modules["torch"]
-    return torch.sparse_coo_tensor(
-        tensors["indices"],
-        tensors["values"],
-        context["shape"],
-        is_coalesced=context["coalesced"],
-        check_invariants=True,  # indices outside the shape would be addresses outside its memory
-    )
-
-
-_BY_ROWS = ("sparse_csr", "sparse_bsr")
-
-
-def _take_compressed(tensor: Any, name: str) -> TensorParts:
-    plain = tensor.detach()
-    first, second = (
-        (plain.crow_indices(), plain.col_indices())
-        if name in _BY_ROWS
-        else (plain.ccol_indices(), plain.row_indices())
-    )
-    tensors = {"compressed_indices": first, "plain_indices": second, "values": plain.values()}
-    return TensorParts(name, tensors, {"shape": list(plain.shape)} | _grad(tensor))
-
-
-def _make_compressed(name: str, tensors: dict[str, Any], context: dict[str, Any]) -> Any:
-    torch = sys.modules["torch"]
-    return torch.sparse_compressed_tensor(
-        tensors["compressed_indices"],
-        tensors["plain_indices"],
-        tensors["values"],
-        context["shape"],
-        layout=getattr(torch, name),
-        check_invariants=True,
-    )
-
-
-def _take_jagged(tensor: Any, name: str) -> TensorParts:
-    plain = tensor.detach()
-    names, context = plain.__tensor_flatten__()
-    tensors = {"values": plain.values(), "offsets": plain.offsets()}
-    if plain.lengths() is not None:
-        tensors["lengths"] = plain.lengths()
-    lengths = {  # cached, as the size of an empty tensor
-        bound: getattr(plain, f"_{bound}_tensor").shape[0] if f"_{bound}_tensor" in names else None
-        for bound in ("min_seqlen", "max_seqlen")
-    }
-    context = {"dim": context["ragged_idx"], **lengths}
-    return TensorParts(name, tensors, context | _grad(tensor))
-
-
-def _make_jagged(_: str, tensors: dict[str, Any], context: dict[str, Any]) -> Any:
-    torch = sys.modules["torch"]
-    values, offsets, lengths = tensors["values"], tensors["offsets"], tensors.get("lengths")
-    _check_ragged(values, offsets, lengths, context["dim"])
-    return torch.nested.nested_tensor_from_jagged(
-        values,
-        offsets,
-        lengths,
-        jagged_dim=context["dim"],
-        min_seqlen=context["min_seqlen"],
-        max_seqlen=context["max_seqlen"],
-    )
-
-
-def _check_ragged(values: Any, offsets: Any, lengths: Any, dim: int) -> None:
-    """Refuse rows outside the values: torch does not check them."""
-    ends = offsets[1:] if lengths is None else offsets[: lengths.numel()] + lengths
-    starts = offsets[:-1] if lengths is None else offsets[: lengths.numel()]
-    if not 0 < dim <= values.dim():
-        raise ValueError("its ragged dimension is none of its values'")
-    rows = values.shape[dim - 1]
-    if not ((starts >= 0).all() and (ends >= starts).all() and (ends <= rows).all()):
-        raise ValueError("its offsets are outside its values")
-
-
-def _make_bits(_: str, tensors: dict[str, Any], context: dict[str, Any]) -> Any:
-    return tensors["bits"].view(context["dtype"])
-
-
-_COMPRESSED = _Layout(
-    _take_compressed,
-    _make_compressed,
-    frozenset({"compressed_indices", "plain_indices", "values"}),
-    frozenset(),
-    frozenset({"shape"}),
-)
-_LAYOUTS = {
-    "sparse_coo": _Layout(
-        _take_coo,
-        _make_coo,
-        frozenset({"indices", "values"}),
-        frozenset(),
-        frozenset({"shape", "coalesced"}),
-    ),
-    **dict.fromkeys((*_BY_ROWS, "sparse_csc", "sparse_bsc"), _COMPRESSED),
-    "jagged": _Layout(
-        _take_jagged,
-        _make_jagged,
-        frozenset({"values", "offsets"}),
-        frozenset({"lengths"}),
-        frozenset({"dim", "min_seqlen", "max_seqlen"}),
-    ),
-    "bits": _Layout(
-        lambda tensor, _: _take_bits(tensor),
-        _make_bits,
-        frozenset({"bits"}),
-        frozenset(),
-        frozenset({"dtype"}),
-    ),
-    _bitsandbytes.PARAMS_4BIT: _Layout(
-        lambda tensor, name: _of_taken(name, _bitsandbytes.take_4bit(tensor), tensor),
-        lambda _, tensors, context: _bitsandbytes.make_4bit(tensors, context),
-        frozenset({"data", "absmax", "quant_map"}),
-        frozenset({"nested_absmax", "nested_quant_map", "nested_offset"}),
-        frozenset({"quant_type", "blocksize", "dtype", "shape"}),
-        frozenset({"nested_blocksize", "nested_dtype"}),
-    ),
-    _bitsandbytes.PARAMS_8BIT: _Layout(
-        lambda tensor, name: _of_taken(name, _bitsandbytes.take_8bit(tensor), tensor),
-        lambda _, tensors, context: _bitsandbytes.make_8bit(tensors, context),
-        frozenset({"data", "SCB"}),
-        frozenset(),
-        frozenset({"has_fp16_weights"}),
-    ),
-}
-"""The composites that are no types, by the name of their layout."""

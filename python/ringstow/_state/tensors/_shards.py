@@ -162,3 +162,17 @@ def _of_sharded_tensor(value: Any) -> Sharded:
         if shard.tensor.numel()
     ]
     return Sharded(tuple(value.metadata().size), pieces, None)
+
+
+def dtensor_like(like: Any, local: Any) -> Any:
+    """Return a DTensor over a local tensor, sharded as another is."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

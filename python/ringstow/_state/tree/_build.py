@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from ringstow import _native
 from ringstow._core._errors import FormatError, UnsupportedError
 from ringstow._state.tensors import _composites, _numpy, _torch
-from ringstow._state.tensors._composites import TensorParts
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import Stored
 from ringstow._state.tensors._optional_packages import require
 from ringstow._state.tree import _custom_types, _packed_values, _small_values

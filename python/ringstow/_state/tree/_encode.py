@@ -22,6 +22,7 @@ from ringstow import _native
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._core._gc_pause import collector_paused
 from ringstow._state.tensors import _composites, _cuda, _device_arrays, _numpy, _torch
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree import _custom_types, _cycles, _small_values
@@ -201,7 +202,7 @@ class _Others:
         if type(value) is LazyTensor:
             name = self._store(lazy_memory(value, describe(path)), flat_name(path))
             return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
-        if type(value) is _composites.TensorParts:
+        if type(value) is TensorParts:
             if value.context is None:
                 raise Refused("the tensor itself", "whose context needs types that are missing")
             return _of_composite(value)
@@ -305,13 +306,13 @@ def _of_dict(value: dict[Any, Any]) -> Parts:
     return (value,) if plain else ('{"$dict":', value, "}")
 
 
-def _of_composite(parts: _composites.TensorParts) -> Parts:
+def _of_composite(parts: TensorParts) -> Parts:
     name = json.dumps(parts.type, ensure_ascii=False)
     tensors = tuple((Attribute(name), one) for name, one in parts.tensors.items())
     return (f'{{"{COMPOSITE}":{name},"tensors":', tensors, ',"context":', parts.context or {}, "}")
 
 
-def composite_tree(parts: _composites.TensorParts, tensors: dict[str, Json], path: Path) -> str:
+def composite_tree(parts: TensorParts, tensors: dict[str, Json], path: Path) -> str:
     """Return the JSON of a composite whose inner tensors have been added, by their trees.
 
     Raises:
