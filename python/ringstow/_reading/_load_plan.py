@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringstow import _native
 from ringstow._foreign import Foreign
 from ringstow._reading import _composite_tensors
-from ringstow._reading._mapped_tensors import Mapped, Opened
+from ringstow._reading._mapped_tensors import KnownTensors, Mapped, Opened
 from ringstow._reading._object_states import Objects
 from ringstow._reading._salvage import holds_damage, marked
 from ringstow._reading._shard_boxes import Boxed
@@ -51,7 +51,6 @@ from ringstow._state.tree._mismatch import Call, Filled, Mismatch
 from ringstow._state.tree._refusals import Refused, kind_of, remedy, type_name
 from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._similar_names import Gap
-from ringstow._state.tree._tensor_views import View
 from ringstow._state.tree._walk import (
     COMPOSITE,
     METADATA,
@@ -154,7 +153,13 @@ class Merge:
 
     def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
         """Return a skeleton with the state dict's names; note values without a place in it."""
-        tensors = _Sides(self, state)
+
+        def shapes() -> dict[str, tuple[int, ...]]:
+            every = leaves(state, (), self._parts)
+            kinds = ((flat_name(path), self.kind_of(value)) for path, value in every)
+            return {name: kind[1] for name, kind in kinds if isinstance(kind, tuple)}
+
+        tensors = KnownTensors(self.contents, self._mapped, shapes)
         fitting = Fitting(rename, self._key, self.contents.path, tensors)
         optimizers = {
             key: _new_optimizers.renamed(skeleton[key], rename, self.contents.path)
@@ -464,36 +469,6 @@ class Merge:
             f"and {kind_there(node)} in the checkpoint: put {remedy(target)} in its place, where x "
             "is the object, and set x from it after the load"
         )
-
-
-class _Sides:
-    """What a rename that joins and splits tensors knows of both sides."""
-
-    has_state = True
-
-    def __init__(self, merge: Merge, state: dict[Any, Any]) -> None:
-        self._merge = merge
-        self._state = state
-
-    @functools.cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        kind_of = self._merge.kind_of
-        every = leaves(self._state, (), self._merge._parts)
-        kinds = ((flat_name(path), kind_of(value)) for path, value in every)
-        return {name: kind[1] for name, kind in kinds if isinstance(kind, tuple)}
-
-    def stored(self, leaf: Leaf, path: Path) -> Stored:
-        return self._merge.contents.stored(leaf, path)
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._shapes.get(name)
-
-    def is_optimizer(self, node: object) -> bool:
-        return is_optimizer_state(node)
-
-    def leaf(self, name: str, view: View) -> Leaf:
-        assert self._merge._mapped is not None
-        return self._merge._mapped.add(name, view)
 
 
 def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:

@@ -7,6 +7,7 @@ between.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import operator
@@ -66,9 +67,9 @@ class Mapped:
         self._nbytes[own] = nbytes * math.prod(view.shape) // (math.prod(shape) or 1)
         return Leaf("$ndarray" if view.array else "$tensor", own, view.array)
 
-    def tensors_for(self, path: str) -> _Stored:
+    def tensors_for(self, path: str) -> KnownTensors:
         """Return what a rename without a state dict knows of the tensors."""
-        return _Stored(self, path)
+        return KnownTensors(Contents(path, self.inner.tensor), self)
 
     # The contents of the checkpoint.
 
@@ -199,21 +200,43 @@ class Mapped:
         return parts
 
 
-class _Stored:
-    """What a rename knows of tensors, if there is no state dict."""
+class KnownTensors:
+    """What a rename knows of tensors: the checkpoint's, and the shapes of a state dict's."""
 
-    has_state = False
+    def __init__(
+        self,
+        contents: Contents,
+        mapped: Mapped | None,
+        shapes: Callable[[], Mapping[str, Shape]] | None = None,
+    ) -> None:
+        """Prepare.
 
-    def __init__(self, mapped: Mapped, path: str) -> None:
-        self._contents = Contents(path, mapped.inner.tensor)
-        self.leaf = mapped.add
-        self.stored = self._contents.stored
+        Args:
+            contents: what the checkpoint stores.
+            mapped: where joined and split tensors go; None if the rename makes none.
+            shapes: called at most once, for the shapes in the state dict; None if there is none.
+        """
+        self.stored = contents.stored
+        self.has_state = shapes is not None
+        self._mapped = mapped
+        self._shapes_of = shapes
 
-    def shape(self, _name: str) -> Shape | None:
-        return None
+    @functools.cached_property
+    def _shapes(self) -> Mapping[str, Shape]:
+        return {} if self._shapes_of is None else self._shapes_of()
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a tensor of the state dict; None if there is none."""
+        return self._shapes.get(name)
 
     def is_optimizer(self, node: object) -> bool:
+        """Return whether a dict is an optimizer's state dict, or the skeleton of one."""
         return is_optimizer_state(node)
+
+    def leaf(self, name: str, view: View) -> Leaf:
+        """Return a leaf of the skeleton that stands for a view."""
+        assert self._mapped is not None
+        return self._mapped.add(name, view)
 
 
 def _in_chunk(piece: Piece, number: int, offsets: Shape, sizes: Shape) -> Iterable[_Part]:
