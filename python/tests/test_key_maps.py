@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import assert_same
+from support import assert_same, flip, python, shards_of
 
 import ringstow
 from ringstow import Concat, Split, Stack, Transpose, Unstack
@@ -200,18 +198,14 @@ def test_the_memory_of_a_map_is_the_pool(tmp_path):
     state = {f"experts.{n}.w": torch.full((1024, 512), float(n)) for n in range(64)}
     ringstow.save(state, tmp_path / "c")
     del state
-    ran = subprocess.run(
-        [sys.executable, "-c", CHILD, tmp_path / "c"], capture_output=True, text=True, check=True
-    )
+    ran = python(CHILD, tmp_path / "c", check=True)
     assert int(ran.stdout) << 10 <= (16 << 20) + (24 << 20)  # the pool, and the program's own
 
 
 def test_a_flipped_bit_in_one_expert_is_the_load_s_error(tmp_path):
     ringstow.save(apart(), tmp_path / "c")
-    (shard,) = (tmp_path / "c").glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    (shard,) = shards_of(tmp_path / "c")
+    flip(shard, shard.stat().st_size // 2)
     into = zeros(fused(apart()))
     with pytest.raises(ringstow.CorruptCheckpointError):
         ringstow.load_into(into, tmp_path / "c", rename=FUSE)

@@ -11,15 +11,13 @@ import os
 import pathlib
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import assert_same, logged
+from support import assert_same, flip, logged, python, shards_of
 
 import ringstow
 from ringstow._reading._mapped_files import MappedFiles
@@ -39,7 +37,7 @@ def path(tmp_path):
 
 
 def shard(path):
-    (file,) = path.glob("*.safetensors")
+    (file,) = shards_of(path)
     return file
 
 
@@ -136,7 +134,7 @@ def test_the_background_compares_what_is_mapped_whatever_becomes_of_the_path(
 
     monkeypatch.setattr(MappedFiles, "_compare", late)
     if is_damaged:
-        flip(path)
+        flip(shard(path), 4096 + 5000)
     loaded = ringstow.load(path, mmap=True, verify="background")
     change(path)
     changed.set()
@@ -163,16 +161,8 @@ def test_the_pickle_and_copies_of_a_mapped_state_are_dicts(call, path, tmp_path)
     assert copied._metadata == module._metadata
 
 
-def flip(path):
-    with open(shard(path), "r+b") as file:
-        file.seek(4096 + 5000)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 def test_damage_is_an_error_before_the_return(path):
-    flip(path)
+    flip(shard(path), 4096 + 5000)
     with pytest.raises(ringstow.CorruptCheckpointError, match="damaged at offset 0") as caught:
         ringstow.load(path, mmap=True)
     assert "model.w" in caught.value.tensors
@@ -183,7 +173,7 @@ def test_damage_is_an_error_before_the_return(path):
 def test_damage_that_the_background_finds_is_logged_and_raised(path):
     assert ringstow.load(path, mmap=True, verify="background").wait_verified()
     assert ringstow.load(path, mmap=True).wait_verified(0)
-    flip(path)
+    flip(shard(path), 4096 + 5000)
     with logged("was loaded by mmap=True, and is in use") as said:
         loaded = ringstow.load(path, mmap=True, verify="background")
         with pytest.raises(ringstow.CorruptCheckpointError):
@@ -253,9 +243,7 @@ print(loaded["step"])
 
 
 def test_a_program_may_end_while_the_background_compares(path):
-    ran = subprocess.run(
-        [sys.executable, "-c", ENDS, path], capture_output=True, text=True, check=True
-    )
+    ran = python(ENDS, path, check=True)
     assert ran.stdout == "3\n"
     assert "Error" not in ran.stderr
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import assert_same
+from support import assert_same, flip, shards_of
 
 import ringstow
 from ringstow.integrations import vllm as ours
@@ -162,10 +162,8 @@ def test_weights_that_the_checkpoint_lacks_are_an_error(loader, tmp_path):
 
 def test_a_flipped_bit_is_an_error(loader, tmp_path):
     ringstow.save(WEIGHTS, tmp_path / "c")
-    (shard,) = (tmp_path / "c").glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
+    (shard,) = shards_of(tmp_path / "c")
+    flip(shard, -1)
     with pytest.raises(ringstow.CorruptCheckpointError):
         load(loader(), tmp_path / "c")
 

@@ -6,23 +6,14 @@ import pathlib
 
 import pytest
 import torch
-from support import assert_same
-from transformers import AutoModelForCausalLM, Qwen2MoeConfig
+from support import assert_same, flip, shards_of
+from transformers import AutoModelForCausalLM
+from transformers_runs import qwen2_moe
 
 import ringstow
 from ringstow.integrations.transformers import from_pretrained
 
-CONFIG = Qwen2MoeConfig(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    num_experts=3,
-    moe_intermediate_size=8,
-    shared_expert_intermediate_size=8,
-)
+CONFIG = qwen2_moe()
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +102,7 @@ def test_the_snippet_of_the_page_runs(model, tmp_path, monkeypatch):
 
 def test_a_flipped_bit_is_an_error(model, tmp_path):
     objects(model, tmp_path / "c")
-    (shard,) = (tmp_path / "c").glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[5000] ^= 1
-    shard.write_bytes(content)
+    (shard,) = shards_of(tmp_path / "c")
+    flip(shard, 5000)
     with pytest.raises(ringstow.CorruptCheckpointError):
         from_pretrained(AutoModelForCausalLM, tmp_path / "c", config=CONFIG)

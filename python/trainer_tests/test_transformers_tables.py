@@ -5,7 +5,7 @@ from __future__ import annotations
 import children
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
+from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Chunk,
@@ -17,6 +17,7 @@ from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
 )
+from transformers_runs import mixtral, qwen2_moe
 
 import ringstow
 import ringstow.distributed
@@ -24,20 +25,7 @@ import ringstow.distributed
 pytestmark = pytest.mark.timeout(300)
 children.preload(__name__)
 
-SMALL = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
-MODELS = {
-    "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=12),
-    "qwen2_moe": lambda: Qwen2MoeConfig(
-        **SMALL, num_experts=12, moe_intermediate_size=8, shared_expert_intermediate_size=8
-    ),
-}
+MODELS = {"mixtral": mixtral, "qwen2_moe": qwen2_moe}
 
 
 @pytest.mark.parametrize("kind", MODELS)

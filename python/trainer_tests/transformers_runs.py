@@ -1,4 +1,4 @@
-"""A small model of Hugging Face's, and Trainers for it."""
+"""Small models of Hugging Face's, and Trainers for one."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ def model():
         attention_dropout=0.1,  # so that equal ends need equal random numbers
     )
     return transformers.LlamaForCausalLM(config)
+
+
+TINY = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def mixtral():
+    """Return the configuration of a tiny model with experts."""
+    return transformers.MixtralConfig(**TINY, num_local_experts=12)
+
+
+def qwen2_moe():
+    """Return the configuration of a tiny model with experts, of which tokens share one."""
+    own = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    return transformers.Qwen2MoeConfig(**TINY, num_experts=12, **own)
 
 
 def arguments(root, **options):

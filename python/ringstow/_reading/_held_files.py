@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import weakref
@@ -32,10 +33,8 @@ class HeldFiles:
         """Open the files of tensors. One that does not open is compared under its path alone."""
         for number in {file for file, _, _ in _native.needed(self._checkpoint, names, [])}:
             if number not in self._open:
-                try:
+                with contextlib.suppress(OSError):
                     self._open[number] = _files.reading(self._files[number], links=False)
-                except (OSError, _files.OtherKindError):
-                    continue
 
     def have(self, names: list[str]) -> bool:
         """Return whether all files of tensors are open."""

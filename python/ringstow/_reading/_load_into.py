@@ -136,7 +136,7 @@ def load_into(
     for assign, value in values:
         assign(value)
     read()
-    merge.hand_over(path)
+    merge.objects.hand_over(path)
     report = report.followed_by(LoadReport.from_json(of_values))
     missing, unexpected = (
         tuple(flat_name(at) for at, _ in gaps) for gaps in (merge.missing, merge.unexpected)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ringstow import _native
 from ringstow._foreign import Foreign
 from ringstow._reading import _composite_tensors
-from ringstow._reading._mapped_tensors import Mapped, Opened
+from ringstow._reading._mapped_tensors import KnownTensors, Mapped, Opened
+from ringstow._reading._object_states import Objects
 from ringstow._reading._salvage import holds_damage, marked
 from ringstow._reading._shard_boxes import Boxed
 from ringstow._reading._targets import (
@@ -19,17 +20,15 @@ from ringstow._reading._targets import (
     SEQUENCES,
     can_cast,
     has_a_place,
-    holds,
     holds_tensors,
     kind_there,
     leaves,
 )
 from ringstow._reading._tied_memory import Fill
 from ringstow._state.objects import _new_optimizers
-from ringstow._state.objects._modules import ModuleState
 from ringstow._state.objects._optimizers import OptimizerState, is_optimizer_state
 from ringstow._state.objects._per_rank import PerRank
-from ringstow._state.objects._state_dicts import OtherState, Part, Parts, are_alike, of_rank
+from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tensors import (
     _composite_shards,
     _composites,
@@ -52,7 +51,6 @@ from ringstow._state.tree._mismatch import Call, Filled, Mismatch
 from ringstow._state.tree._refusals import Refused, kind_of, remedy, type_name
 from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._similar_names import Gap
-from ringstow._state.tree._tensor_views import View
 from ringstow._state.tree._walk import (
     COMPOSITE,
     METADATA,
@@ -93,11 +91,7 @@ class Merge:
         self.contents = contents
         self._parts = parts
         self._layouts = _new_optimizers.Layouts(state, parts)
-        self.loads: list[tuple[int, Path, Callable[[], None]]] = []
-        """Functions that pass loaded states to the objects, in the order of the numbers."""
-        self.kept: list[str] = []
-        """Objects of which the checkpoint has other ranks' states, but not this rank's."""
-        self._is_per_rank = False
+        self.objects = Objects(self.rank)
         self.in_object = False
         """Whether the state that is compared is an object's, which is passed to the object."""
         self.sources: dict[tuple[str, int], tuple[Path, Any]] = {}
@@ -159,7 +153,13 @@ class Merge:
 
     def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
         """Return a skeleton with the state dict's names; note values without a place in it."""
-        tensors = _Sides(self, state)
+
+        def shapes() -> dict[str, tuple[int, ...]]:
+            every = leaves(state, (), self._parts)
+            kinds = ((flat_name(path), self.kind_of(value)) for path, value in every)
+            return {name: kind[1] for name, kind in kinds if isinstance(kind, tuple)}
+
+        tensors = KnownTensors(self.contents, self._mapped, shapes)
         fitting = Fitting(rename, self._key, self.contents.path, tensors)
         optimizers = {
             key: _new_optimizers.renamed(skeleton[key], rename, self.contents.path)
@@ -197,11 +197,11 @@ class Merge:
         part = self._parts.of(target)
         if part is not None and not isinstance(node, Box):
             self.in_object = True
-            self._object(part, node, path)
+            self.objects.merge(self, part, node, path)
             self.in_object = False
             return None
         if type(target) is PerRank:
-            self._per_rank(target, node, path)
+            self.objects.merge_per_rank(self, target, node, path)
             return None
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         is_array = isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray")
@@ -247,80 +247,6 @@ class Merge:
         if not self.is_damaged(node):
             self.survey.add(node, at)
             self.assign(holder.__setitem__, {key: lambda builder: builder.value(node, at)})
-
-    def _object(self, part: Part, node: Any, path: Path) -> None:
-        """Plan the load of an object's state, and pass it to the object afterwards."""
-        if isinstance(part, ModuleState):
-            self._module(part, part.fitting(node), path)
-            self.loads.append((0, path, part.load))
-        elif isinstance(part, OptimizerState):
-            state = part.state
-            if part.is_known and is_optimizer_state(node):
-                like = _new_optimizers.like_of(part)
-                state = _new_optimizers.optimizer(self, state, node, path, like, new=True)
-            else:
-                self.merge(state, node, path)
-            self.loads.append((1, path, functools.partial(part.load, state)))
-        else:
-            self._other(part, node, path)
-
-    def _module(self, part: ModuleState, node: Any, path: Path) -> None:
-        """Plan a module's state; its ``_extra_state`` may have any size."""
-        extra = [name for name in part.state if name.rpartition(".")[2] == "_extra_state"]
-        if not extra or not isinstance(node, dict):
-            self.merge(part.state, node, path)
-            return
-        kept = {name: part.state.pop(name) for name in extra}
-        self.merge(part.state, {key: one for key, one in node.items() if key not in kept}, path)
-        part.state.update(kept)
-        for name, value in kept.items():
-            if name in node:
-                self.replace(part.state, name, node[name], path)
-            else:
-                self.missing.append(((*path, name), value))
-
-    def _other(self, part: OtherState, node: Any, path: Path) -> None:
-        """Plan the state of an object that is neither a module nor an optimizer."""
-        # A value in a `PerRank` belongs to one process.
-        is_apart, own = of_rank(node, 0 if self._is_per_rank else self.rank)
-        load = (2, path, part.load)
-        if holds(part.state, _shards.is_sharded):
-            self.merge(part.state, own, path)
-            self.loads.append(load)
-            return
-        wanted = node if own is None and is_apart else own
-        if self.is_damaged(wanted):
-            return
-
-        def take(value: Any) -> None:
-            if wanted is not node or not is_apart:
-                part.state = value
-            elif part.is_per_rank or not are_alike([*value.values()]):
-                self.kept.append(f"{flat_name(path)} (saved by {len(value)} ranks)")
-                return
-            else:
-                part.state = next(iter(value.values()))
-            self.loads.append(load)
-
-        self.survey.add(wanted, path)
-        self.assigns.append((take, lambda builder: builder.value(wanted, path)))
-
-    def _per_rank(self, target: PerRank, node: Any, path: Path) -> None:
-        """Fill a `PerRank` with the value of the rank of the same number."""
-        key = str(self.rank)
-        if not isinstance(node, dict) or key not in node:
-            self.differs.add("ranks")
-            ranks = len(node) if isinstance(node, dict) else 0
-            self.mismatched.append(
-                f"{flat_name(path)} is a PerRank here, and the checkpoint has no value of rank "
-                f"{key}: it has those of {ranks} ranks"
-            )
-            return
-        self._is_per_rank = True
-        make = self.merge(target.value, node[key], (*path, key))
-        self._is_per_rank = False
-        if make is not None:
-            self.assigns.append((functools.partial(setattr, target, "value"), make))
 
     def is_damaged(self, node: Any) -> bool:
         """Return whether a part of a skeleton holds a damaged tensor."""
@@ -535,27 +461,6 @@ class Merge:
         text = f"{flat_name(path)} is {here} here and {there} in the checkpoint"
         self.mismatched.append(f"{text}: {remedy}" if remedy else text)
 
-    def hand_over(self, path: str) -> None:
-        """Pass the loaded states to the objects: models first, then optimizers.
-
-        Raises:
-            Exception: the error of an object's ``load_state_dict``, with the object's key as a
-                note.
-        """
-        for _, at, load in sorted(self.loads, key=lambda one: one[0]):
-            try:
-                load()
-            except Exception as error:
-                error.add_note(f"raised by load_state_dict() of {describe(at)}")
-                raise
-        if self.kept:
-            _log.warning(
-                "%s has states of other ranks and none of rank %d, which keeps its own: %s",
-                path,
-                self.rank,
-                ", ".join(self.kept),
-            )
-
     def _refuse(self, target: Any, node: Any, path: Path, reason: str = "") -> None:
         """Note an object that a load cannot fill, although the checkpoint has a value for it."""
         self.differs.add("object")
@@ -564,36 +469,6 @@ class Merge:
             f"and {kind_there(node)} in the checkpoint: put {remedy(target)} in its place, where x "
             "is the object, and set x from it after the load"
         )
-
-
-class _Sides:
-    """What a rename that joins and splits tensors knows of both sides."""
-
-    has_state = True
-
-    def __init__(self, merge: Merge, state: dict[Any, Any]) -> None:
-        self._merge = merge
-        self._state = state
-
-    @functools.cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        kind_of = self._merge.kind_of
-        every = leaves(self._state, (), self._merge._parts)
-        kinds = ((flat_name(path), kind_of(value)) for path, value in every)
-        return {name: kind[1] for name, kind in kinds if isinstance(kind, tuple)}
-
-    def stored(self, leaf: Leaf, path: Path) -> Stored:
-        return self._merge.contents.stored(leaf, path)
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._shapes.get(name)
-
-    def is_optimizer(self, node: object) -> bool:
-        return is_optimizer_state(node)
-
-    def leaf(self, name: str, view: View) -> Leaf:
-        assert self._merge._mapped is not None
-        return self._merge._mapped.add(name, view)
 
 
 def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:

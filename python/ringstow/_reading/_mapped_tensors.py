@@ -7,15 +7,17 @@ between.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ringstow import _native
 from ringstow._foreign import Foreign
 from ringstow._state.objects._optimizers import is_optimizer_state
-from ringstow._state.tensors._memory import Address, dense_strides, moved
+from ringstow._state.tensors._memory import Address, dense_strides, moved, overlap
 from ringstow._state.tree._build import Contents
 from ringstow._state.tree._damaged_tensors import DamagedTensor
 from ringstow._state.tree._tensor_views import Piece, Shape, View
@@ -33,7 +35,7 @@ _MAPPED_BYTES_MIN = 1 << 20
 
 
 class _Part(NamedTuple):
-    """A box of a mapped tensor that lies in one chunk of a stored one."""
+    """A box of a mapped tensor, which one chunk of a stored tensor holds."""
 
     offsets: Shape
     sizes: Shape
@@ -65,9 +67,9 @@ class Mapped:
         self._nbytes[own] = nbytes * math.prod(view.shape) // (math.prod(shape) or 1)
         return Leaf("$ndarray" if view.array else "$tensor", own, view.array)
 
-    def tensors_for(self, path: str) -> _Stored:
+    def tensors_for(self, path: str) -> KnownTensors:
         """Return what a rename without a state dict knows of the tensors."""
-        return _Stored(self, path)
+        return KnownTensors(Contents(path, self.inner.tensor), self)
 
     # The contents of the checkpoint.
 
@@ -180,11 +182,8 @@ class Mapped:
         if name not in self._views:
             return name, number, within, lengths, address, strides
         part = self._parts_of(name)[number]
-        start = tuple(
-            at if of < 0 else at + within[of] for at, of in zip(part.start, part.dims, strict=True)
-        )
-        sizes = tuple(1 if of < 0 else lengths[of] for of in part.dims)
-        steps = tuple(0 if of < 0 else strides[of] for of in part.dims)
+        start = tuple(map(operator.add, part.start, _of_source(part.dims, within, 0)))
+        sizes, steps = _of_source(part.dims, lengths, 1), _of_source(part.dims, strides, 0)
         return part.source, part.chunk, start, sizes, address, steps
 
     def _parts_of(self, name: str) -> list[_Part]:
@@ -201,50 +200,72 @@ class Mapped:
         return parts
 
 
-class _Stored:
-    """What a rename knows of tensors, if there is no state dict."""
+class KnownTensors:
+    """What a rename knows of tensors: the checkpoint's, and the shapes of a state dict's."""
 
-    has_state = False
+    def __init__(
+        self,
+        contents: Contents,
+        mapped: Mapped | None,
+        shapes: Callable[[], Mapping[str, Shape]] | None = None,
+    ) -> None:
+        """Prepare.
 
-    def __init__(self, mapped: Mapped, path: str) -> None:
-        self._contents = Contents(path, mapped.inner.tensor)
-        self.leaf = mapped.add
-        self.stored = self._contents.stored
+        Args:
+            contents: what the checkpoint stores.
+            mapped: where joined and split tensors go; None if the rename makes none.
+            shapes: called at most once, for the shapes in the state dict; None if there is none.
+        """
+        self.stored = contents.stored
+        self.has_state = shapes is not None
+        self._mapped = mapped
+        self._shapes_of = shapes
 
-    def shape(self, _name: str) -> Shape | None:
-        return None
+    @functools.cached_property
+    def _shapes(self) -> Mapping[str, Shape]:
+        return {} if self._shapes_of is None else self._shapes_of()
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a tensor of the state dict; None if there is none."""
+        return self._shapes.get(name)
 
     def is_optimizer(self, node: object) -> bool:
+        """Return whether a dict is an optimizer's state dict, or the skeleton of one."""
         return is_optimizer_state(node)
+
+    def leaf(self, name: str, view: View) -> Leaf:
+        """Return a leaf of the skeleton that stands for a view."""
+        assert self._mapped is not None
+        return self._mapped.add(name, view)
 
 
 def _in_chunk(piece: Piece, number: int, offsets: Shape, sizes: Shape) -> Iterable[_Part]:
-    """Return the part of a piece that lies in a chunk of its source, if there is one."""
-    at, lengths, start = list(piece.offsets), list(piece.sizes), []
-    for begin, of, first, length in zip(piece.start, piece.dims, offsets, sizes, strict=True):
-        wanted = 1 if of < 0 else piece.sizes[of]
-        low, high = max(begin, first), min(begin + wanted, first + length)
-        if low >= high:
-            return ()
-        start.append(low - first)
+    """Return what a chunk of the source holds of a piece; nothing if they do not overlap."""
+    met = overlap(piece.start, _of_source(piece.dims, piece.sizes, 1), offsets, sizes)
+    if met is None:
+        return ()
+    at, lengths = list(piece.offsets), list(piece.sizes)
+    for of, begin, low, length in zip(piece.dims, piece.start, *met, strict=True):
         if of >= 0:
             at[of] += low - begin
-            lengths[of] = high - low
-    return (_Part(tuple(at), tuple(lengths), piece.source, number, tuple(start), piece.dims),)
+            lengths[of] = length
+    start = tuple(map(operator.sub, met[0], offsets))
+    return (_Part(tuple(at), tuple(lengths), piece.source, number, start, piece.dims),)
 
 
 def _met(piece: Piece, offsets: Shape, sizes: Shape) -> Iterable[NamedBox]:
-    """Return the box of a stored tensor that lies in a box of a mapped one, if there is one."""
-    low = tuple(map(max, piece.offsets, offsets))
-    ends = zip(piece.offsets, piece.sizes, offsets, sizes, strict=True)
-    high = [min(a + n, b + m) for a, n, b, m in ends]
-    if any(end <= begin for begin, end in zip(low, high, strict=True)):
+    """Return what a box of the mapped tensor takes of a piece, as a box of the source, if any."""
+    met = overlap(piece.offsets, piece.sizes, offsets, sizes)
+    if met is None:
         return ()
-    start = tuple(
-        at if of < 0 else at + low[of] - piece.offsets[of]
-        for at, of in zip(piece.start, piece.dims, strict=True)
-    )
-    return ((piece.source, start, tuple(1 if of < 0 else high[of] - low[of] for of in piece.dims)),)
+    ahead = _of_source(piece.dims, tuple(map(operator.sub, met[0], piece.offsets)), 0)
+    start = tuple(map(operator.add, piece.start, ahead))
+    return ((piece.source, start, _of_source(piece.dims, met[1], 1)),)
+
+
+def _of_source(dims: tuple[int, ...], values: Shape, otherwise: int) -> Shape:
+    """Return a view's values for each dimension of the source; ``otherwise`` for one element."""
+    return tuple(otherwise if of < 0 else values[of] for of in dims)
 
 
 def _memory(nbytes: int) -> bytearray | mmap.mmap:

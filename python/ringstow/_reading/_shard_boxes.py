@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow._reading._mapped_tensors import Opened
 from ringstow._state.tensors import _cuda, _torch
-from ringstow._state.tensors._memory import Stored, in_elements, moved, share_elements
+from ringstow._state.tensors._memory import Stored, in_elements, moved, overlap, share_elements
 from ringstow._state.tree._walk import Leaf, describe
 
 if TYPE_CHECKING:
@@ -121,12 +121,10 @@ def _slices(checkpoint: Opened, box: Boxed, memory: torch.Tensor) -> Iterator[An
         if offsets == box.offsets and sizes == shape:
             yield (name, number, (0,) * len(shape), shape, address, strides)
             return
-        first = tuple(map(max, offsets, box.offsets))
-        ends = zip(offsets, sizes, box.offsets, shape, strict=True)
-        last = [min(at + n, here + m) for at, n, here, m in ends]
-        lengths = tuple(end - start for start, end in zip(first, last, strict=True))
-        if any(length <= 0 for length in lengths):
+        met = overlap(offsets, sizes, box.offsets, shape)
+        if met is None:
             continue
+        first, lengths = met
         within = tuple(start - at for start, at in zip(first, offsets, strict=True))
         steps = [start - at for start, at in zip(first, box.offsets, strict=True)]
         if box.stored.dtype == "F4":

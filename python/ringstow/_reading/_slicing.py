@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ringstow._state.tensors._memory import dense_strides
+from ringstow._state.tensors._memory import dense_strides, overlap
 
 # Read skipped elements, too, if the next selected element is at most this many bytes away.
 _NEAR_BYTES = 8192
@@ -171,14 +171,10 @@ def in_chunks(
     """
     for region in reading.regions:
         for number, (begin, sizes) in enumerate(chunks):
-            start = tuple(map(max, region.offsets, begin))
-            ends = [
-                min(o + n, b + s)
-                for o, n, b, s in zip(region.offsets, region.lengths, begin, sizes, strict=True)
-            ]
-            lengths = tuple(end - at for end, at in zip(ends, start, strict=True))
-            if min(lengths, default=1) <= 0:
+            met = overlap(region.offsets, region.lengths, begin, sizes)
+            if met is None:
                 continue
+            start, lengths = met
             moves = zip(start, region.offsets, reading.strides, strict=True)
             at = region.at + sum((s - o) * step for s, o, step in moves)
             yield number, tuple(s - b for s, b in zip(start, begin, strict=True)), lengths, at

@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ringstow._state.tensors._memory import overlap
+
 Shape = tuple[int, ...]
 
 PAGE = 4096
@@ -39,10 +41,8 @@ class Box(NamedTuple):
 
     def overlap(self, other: Box) -> Box | None:
         """Return the intersection of two boxes; None if it is empty."""
-        offsets = tuple(map(max, self.offsets, other.offsets))
-        ends = (min(a + n, b + m) for a, n, b, m in zip(*self, *other, strict=True))
-        sizes = tuple(end - at for end, at in zip(ends, offsets, strict=True))
-        return Box(offsets, sizes) if all(n > 0 for n in sizes) else None
+        met = overlap(*self, *other)
+        return None if met is None else Box(*met)
 
 
 @dataclasses.dataclass

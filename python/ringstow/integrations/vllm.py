@@ -14,6 +14,7 @@ import torch
 
 from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError, KeyMismatchError
+from ringstow._ranks._concurrent_saves import ranks
 from ringstow.integrations._servers._weights import part_of, weights
 
 __all__ = ["LOAD_FORMAT", "register", "weights"]
@@ -99,11 +100,6 @@ def _path(model_config: Any) -> str:
 def _on_ranks(path: str, options: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights; several ranks of a host read each byte of the disk once."""
     config = Config()
-    is_of_several = (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    )
-    if is_of_several and config.direct == "auto":
+    if ranks() is not None and config.direct == "auto":
         config = dataclasses.replace(config, direct="off")  # by the page cache, which they share
     return weights(path, config=config, **options)

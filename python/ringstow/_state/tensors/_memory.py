@@ -37,6 +37,16 @@ def dense_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def overlap(
+    offsets: Sequence[int], sizes: Sequence[int], others: Sequence[int], their_sizes: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return offsets and sizes of the intersection of two boxes; None if it is empty."""
+    first = tuple(map(max, offsets, others))
+    ends = zip(offsets, sizes, others, their_sizes, first, strict=True)
+    lengths = tuple(min(a + n, b + m) - at for a, n, b, m, at in ends)
+    return (first, lengths) if all(n > 0 for n in lengths) else None
+
+
 def in_elements(lengths: tuple[int, ...], dtype: str) -> tuple[int, ...]:
     """Return torch's sizes or offsets in elements; torch counts 4-bit elements in pairs."""
     return (*lengths[:-1], lengths[-1] * 2) if dtype == "F4" and lengths else lengths

@@ -35,8 +35,8 @@ def renamed_tree(
     """
     leaves: list[Named] = []
     dicts: dict[Path, dict[Any, Any]] = {(): node}
-    _flatten(node, (), leaves, dicts, tensors.is_optimizer if rename.joins else None)
-    if not keeps_optimizers:
+    _flatten(node, (), leaves, dicts, tensors, may_join=rename.joins)
+    if rename.joins and not keeps_optimizers:
         _refuse_optimizers(leaves, rename, where)
     made: dict[Any, Any] = like(node, ())
     placed: dict[int, dict[Steps, Path]] = {}
@@ -66,21 +66,19 @@ def _flatten(
     path: Path,
     leaves: list[Named],
     dicts: dict[Path, dict[Any, Any]],
-    is_optimizer: Callable[[object], bool] | None,
+    tensors: Tensors,
+    *,
+    may_join: bool,
 ) -> None:
-    """List the leaves and dicts of a skeleton; with ``is_optimizer``, an optimizer's as such."""
-    is_own = is_optimizer is not None and is_optimizer(node)
-    is_optimizer = None if is_own else is_optimizer
-    begin = len(leaves)
+    """List the leaves and dicts of a skeleton; those of an optimizer's state may not join."""
+    may_join = may_join and not tensors.is_optimizer(node)
     for key, child in node.items():
         at = (*path, key)
         if isinstance(child, dict) and child:
             dicts[at] = child
-            _flatten(child, at, leaves, dicts, is_optimizer)
+            _flatten(child, at, leaves, dicts, tensors, may_join=may_join)
         else:
-            leaves.append(Named(steps_of(at), at, child))
-    if is_own:
-        leaves[begin:] = [one._replace(may_join=False) for one in leaves[begin:]]
+            leaves.append(Named(steps_of(at), at, child, may_join))
 
 
 def cannot_follow(name: str, where: str) -> UnsupportedError:
@@ -155,8 +153,9 @@ class Fitting:
             return node
         leaves: list[Named] = []
         groups: dict[Steps, list[tuple[Path, Any]]] = {}
-        ours = {*self._optimizers(here, path, len(path))} if self._rename.joins else None
-        self._index(node, path, len(path), leaves, groups, ours)
+        joins = self._rename.joins
+        ours = {*self._optimizers(here, path, len(path))} if joins else set()
+        self._index(node, path, len(path), leaves, groups, ours, may_join=joins)
         found: dict[Steps, tuple[Path, Any]] = {}
         for steps, at, node, _ in self._rename.apply(leaves, self._tensors, self._where):
             if isinstance(node, View):
@@ -178,27 +177,26 @@ class Fitting:
         root: int,
         leaves: list[Named],
         groups: dict[Steps, list[tuple[Path, Any]]],
-        ours: set[Steps] | None,
+        ours: set[Steps],
+        *,
+        may_join: bool,
     ) -> None:
         """List the leaves and dicts of a skeleton.
 
         An optimizer's state is not joined. That is an error if the optimizer is among ``ours``.
         """
-        at = self._rename.there(steps_of(path[root:]))
-        is_own = ours is not None and self._tensors.is_optimizer(node)
-        is_wanted = is_own and ours is not None and at in ours
-        ours = None if is_own else ours
+        is_own = may_join and self._tensors.is_optimizer(node)
+        is_wanted = is_own and self._rename.there(steps_of(path[root:])) in ours
+        may_join = may_join and not is_own
         begin = len(leaves)
         for key, child in node.items():
             at = (*path, key if type(key) is str else self._key_of(key, path))
             steps = steps_of(at[root:])
             if isinstance(child, dict):
                 groups.setdefault(self._rename.there(steps), []).append((at, child))
-                self._index(child, at, root, leaves, groups, ours)
+                self._index(child, at, root, leaves, groups, ours, may_join=may_join)
             else:
-                leaves.append(Named(steps, at, child))
-        if is_own:
-            leaves[begin:] = [one._replace(may_join=False) for one in leaves[begin:]]
+                leaves.append(Named(steps, at, child, may_join))
         for one in leaves[begin:] if is_wanted else ():
             if isinstance(one.node, Leaf) and self._rename.takes(one.steps):
                 raise cannot_follow(text_of(one.steps), self._where)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ringstow._state.tree._key_maps import Transpose
-from ringstow._state.tree._named_leaves import Steps, text_of
+from ringstow._state.tree._named_leaves import Steps, starred, text_of
 from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._walk import Path
 
@@ -33,7 +33,7 @@ class Join(NamedTuple):
         """Return the key and the value of the rename that joins, or that splits."""
         names = [self._pattern(part) for part in self.parts]
         ahead = _ahead([*names, self.whole])
-        (*texts, whole) = (repr(text_of(_starred(one[ahead:]))) for one in (*names, self.whole))
+        (*texts, whole) = (repr(text_of(starred(one[ahead:]))) for one in (*names, self.whole))
         texts = [text.replace("'", '"') for text in texts]
         whole = whole.replace("'", '"')
         dim = ", dim=1" if self.is_stacked else ""
@@ -79,12 +79,12 @@ def turns(turned: Iterable[Steps], others: Iterable[Steps]) -> list[str]:
     A key is the longest ending that many of them have. Empty: no keys do that.
     """
     others = set(others)
-    alike = {_starred(steps) for steps in others}
+    alike = {starred(steps) for steps in others}
     left = dict.fromkeys(turned)
     found: list[str] = []
     while left:
         first = next(iter(left))
-        name = _starred(first)
+        name = starred(first)
         endings = (name[at:] for at in reversed(range(len(name))))
         ending = next((one for one in endings if _takes_none(one, alike)), None)
         if ending is None:
@@ -93,8 +93,8 @@ def turns(turned: Iterable[Steps], others: Iterable[Steps]) -> list[str]:
             ending, group = first, [first]
         else:
             size = len(ending)
-            group = [steps for steps in left if _starred(steps)[-size:] == ending]
-            names = [_starred(steps) for steps in group]
+            group = [steps for steps in left if starred(steps)[-size:] == ending]
+            names = [starred(steps) for steps in group]
             while size < len(name) and all(one[-size - 1 :] == name[-size - 1 :] for one in names):
                 size += 1
             ending = name[-size:]
@@ -188,10 +188,6 @@ def _ahead(names: list[Steps]) -> int:
     while all(at + 1 < len(one) and one[at] == names[0][at] for one in names):
         at += 1
     return max(at - 1, 0)
-
-
-def _starred(steps: Steps) -> Steps:
-    return tuple("*" if str(step).isdecimal() else step for step in steps)
 
 
 def _tuple(texts: list[str]) -> str:

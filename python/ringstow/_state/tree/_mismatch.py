@@ -280,10 +280,11 @@ class Mismatch:
             apart, whole = (there, here) if joined else (here, there)
             mapping: dict[str, str] = {}
             for one in found:
-                if one.whole in whole and all(name in apart for part in one.parts for name in part):
+                names = [name for part in one.parts for name in part]
+                if one.whole in whole and all(name in apart for name in names):
                     mapping |= [one.shown(joins=joined)]
                     del whole[one.whole]
-                    for name in (name for part in one.parts for name in part):
+                    for name in names:
                         del apart[name]
             if not mapping:
                 continue

@@ -61,6 +61,11 @@ def text_of(steps: Steps) -> str:
     return ".".join(step if isinstance(step, str) else repr(step) for step in steps)
 
 
+def starred(steps: Steps) -> Steps:
+    """Return steps with a ``*`` in place of each number."""
+    return tuple("*" if str(step).isdecimal() else step for step in steps)
+
+
 def view_of(one: Named, tensors: Tensors) -> View | None:
     """Return a leaf as a view; None if it is no tensor.
 

@@ -10,7 +10,7 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ringstow._state.tree._named_leaves import Steps, text_of
+from ringstow._state.tree._named_leaves import Steps, starred, text_of
 from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._walk import Path
 
@@ -175,17 +175,12 @@ def rename_of(pairs: Pairs, names: Sequence[Steps]) -> dict[str, str]:
             there = Rename(texts).there
             if all(there(old) == new for old, new in pairs):
                 return texts
-    starred = {text_of(_starred(old)): text_of(_starred(new)) for old, new in pairs}
-    if _have_stars_alike(starred):
-        by_stars = Rename(starred).there
+    stars = {text_of(starred(old)): text_of(starred(new)) for old, new in pairs}
+    if _have_stars_alike(stars):
+        by_stars = Rename(stars).there
         if all(by_stars(old) == new for old, new in pairs):
-            return starred
+            return stars
     return {text_of(old): text_of(new) for old, new in pairs}
-
-
-def _starred(steps: Steps) -> Steps:
-    """Return a name with a ``*`` in place of each number."""
-    return tuple("*" if str(step).isdecimal() else step for step in steps)
 
 
 def _have_stars_alike(mapping: dict[str, str]) -> bool:

@@ -207,8 +207,6 @@ def _check_alike(first: View, view: View, has_shape: bool) -> None:
                 ": joined tensors must have one dtype in the checkpoint; cast= converts the whole"
             )
         raise CannotJoinError(both)
-    if view.dtype.startswith(("F4", "F6")):
-        raise CannotJoinError(f"{view.dtype} has no whole bytes to join or to cut at")
 
 
 def _dimension(dim: int, dims: int, view: View) -> int:

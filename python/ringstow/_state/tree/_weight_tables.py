@@ -29,8 +29,6 @@ class _Group(NamedTuple):
     """The tensors that one converter makes into others."""
 
     converter: Any
-    layer: str
-    """The first new name."""
     found: dict[str, list[tuple[Named, View]]]
 
 
@@ -75,11 +73,11 @@ class Table:
                 is_same = renamed == name
                 plain.append(one if is_same else one._replace(steps=tuple(renamed.split("."))))
                 continue
-            group = groups.setdefault(renamed, _Group(converter, renamed, {}))
+            group = groups.setdefault(renamed, _Group(converter, {}))
             group.found.setdefault(pattern, []).append((one, view))
         yield from plain
-        for group in groups.values():
-            yield from _made(group, tensors)
+        for layer, group in groups.items():
+            yield from _made(layer, group, tensors)
 
     def _renamed(self, name: str) -> str:
         for one in self._renamings:
@@ -105,9 +103,9 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def _made(group: _Group, tensors: Tensors) -> Iterator[Named]:
-    """Yield the tensors that a converter makes."""
-    converter, layer = group.converter, group.layer
+def _made(layer: str, group: _Group, tensors: Tensors) -> Iterator[Named]:
+    """Yield the tensors that a converter makes; ``layer`` is the first new name."""
+    converter = group.converter
     collected = {pattern: [view for _, view in found] for pattern, found in group.found.items()}
     first = next(iter(group.found.values()))[0][0]
     what = _What(converter.source_patterns, converter.target_patterns, layer, tensors)
@@ -142,6 +140,10 @@ class _What(NamedTuple):
             raise CannotJoinError(f"there are {len(self.targets)} names for one tensor")
         return self.targets[0]
 
+    def name_of(self, pattern: str, collected: Collected) -> str:
+        """Return the new name of the tensors of a pattern."""
+        return self.only_target() if len(collected) == 1 else pattern
+
 
 def _only(collected: Collected) -> View:
     found = [view for lot in collected.values() for view in lot]
@@ -151,9 +153,8 @@ def _only(collected: Collected) -> View:
 
 
 def _merge(operation: Any, collected: Collected, what: _What) -> Collected:
-    is_only = len(collected) == 1
     return {
-        what.only_target() if is_only else pattern: [views.stack(found, operation.dim)]
+        what.name_of(pattern, collected): [views.stack(found, operation.dim)]
         for pattern, found in collected.items()
     }
 
@@ -161,7 +162,7 @@ def _merge(operation: Any, collected: Collected, what: _What) -> Collected:
 def _unmerge(operation: Any, collected: Collected, what: _What) -> Collected:
     made: Collected = {}
     for pattern, found in collected.items():
-        name = what.only_target() if len(collected) == 1 else pattern
+        name = what.name_of(pattern, collected)
         for number, view in enumerate(views.unstack(found[0], operation.dim)):
             made[name.replace("*", str(number))] = [view]
     return made
@@ -178,8 +179,7 @@ def _concat(operation: Any, collected: Collected, what: _What) -> Collected:
 def _chunk(operation: Any, collected: Collected, what: _What) -> Collected:
     view = _only(collected)
     sizes = views.equal_sizes(view, operation.dim, len(what.targets))
-    parts = views.split(view, operation.dim, sizes)
-    return {name: [part] for name, part in zip(what.targets, parts, strict=True)}
+    return _cut(operation, view, sizes, what)
 
 
 def _split(operation: Any, collected: Collected, what: _What) -> Collected:
@@ -189,6 +189,10 @@ def _split(operation: Any, collected: Collected, what: _What) -> Collected:
     if None in shapes:
         raise CannotJoinError(f"the state dict has no {names[shapes.index(None)]}")
     sizes = [shape[operation.dim] for shape in shapes if shape is not None]
+    return _cut(operation, view, sizes, what)
+
+
+def _cut(operation: Any, view: View, sizes: Sequence[int], what: _What) -> Collected:
     parts = views.split(view, operation.dim, sizes)
     return {name: [part] for name, part in zip(what.targets, parts, strict=True)}
 

@@ -10,7 +10,7 @@ from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError, KeyMismatchError
 from ringstow._reading._load import load
 from ringstow._state.tree._rename import below
-from ringstow.integrations._servers._weights import part_of, tensors_in
+from ringstow.integrations._servers._weights import part_of, weights_in
 
 if TYPE_CHECKING:
     from ringstow._state.tree._rename import Given
@@ -70,13 +70,7 @@ def from_pretrained(
     part = part_of(where, ringstow_config, prefix)  # first: it says what is wrong with the path
     settings = _settings(where, options.pop("config", None))
     state = load(where, prefix=part or None, rename=rename, verify=verify, config=ringstow_config)
-    weights = tensors_in(below(state, part) if part else state)
-    if not weights:
-        raise KeyMismatchError(
-            f"{where} has no tensor below {part!r}: give prefix= the part with the weights",
-            path=where,
-            missing=[part],
-        )
+    weights = weights_in(below(state, part) if part else state, where, part)
     wants_info = options.pop("output_loading_info", False)
     model, info = _class_of(model_class, settings).from_pretrained(
         None, config=settings, state_dict=weights, output_loading_info=True, **options

@@ -51,8 +51,12 @@ def part_of(path: str, config: Config | None, prefix: str | None = None) -> str:
     return "" if kind == "safetensors" else prefix_of(tops, path, kind).removesuffix(".")
 
 
-def tensors_in(state: Any) -> dict[str, Any]:
-    """Return the weights of a nested state, by their dotted names, in their order."""
+def weights_in(state: Any, path: str, part: str) -> dict[str, Any]:
+    """Return the weights of a part's nested state, by their dotted names, in their order.
+
+    Raises:
+        KeyMismatchError: there are none.
+    """
     found: dict[str, Any] = {}
     pending: list[tuple[str, Any]] = [("", state)]
     while pending:
@@ -66,6 +70,12 @@ def tensors_in(state: Any) -> dict[str, Any]:
             f"{name}.".startswith(_BESIDES)
         ):
             found[name] = value
+    if not found:
+        raise KeyMismatchError(
+            f"{path} has no tensor below {part!r}: give prefix= the part with the weights",
+            path=path,
+            missing=[part],
+        )
     return found
 
 
@@ -95,14 +105,8 @@ def weights(
     """
     where = directory_to_read(path)
     part = part_of(where, config, prefix)
-    found = tensors_in(_state(where, part, rename, given(config).to_json(), verify=verify))
-    if not found:
-        raise KeyMismatchError(
-            f"{where} has no tensor below {part!r}: give prefix= the part with the weights",
-            path=where,
-            missing=[part],
-        )
-    return _read(found)
+    state = _state(where, part, rename, given(config).to_json(), verify=verify)
+    return _read(weights_in(state, where, part))
 
 
 def _state(path: str, part: str, rename: Given | None, config: str, *, verify: bool) -> Any:
