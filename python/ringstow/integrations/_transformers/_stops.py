@@ -1,7 +1,8 @@
 """Saves a Trainer's steps as a policy says, and the last one after a signal.
 
-Stands in for Transformers' own callback of ``enable_jit_checkpoint``, which each rank obeys at a
-step of its own, and in the middle of a step. Here all ranks stop after the same step.
+It replaces the callback that ``enable_jit_checkpoint`` adds. With that callback, each rank saves
+and stops as soon as it sees a signal of its own: perhaps in the middle of a step, and at another
+step than the other ranks. Here all ranks save and stop after the same step.
 """
 
 from __future__ import annotations
