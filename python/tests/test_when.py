@@ -355,6 +355,16 @@ def test_a_process_alone_stops_at_once(training):
     assert (one.saved[0][0], one.all[0].stopping) == (4, True)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_that_only_another_handler_handles_stops_all_without_a_limit(training, ranks):
+    one = training(EverySteps(1000) | OnSignal(signal.SIGUSR1, grace="1ms"), ranks=ranks)
+    one.steps(3)
+    one.all[-1].note(signal.SIGTERM)
+    one.steps(60)
+    assert (len(one.saved), one.all[0].stopping) == (1, True)
+    assert one.all[0].signal == signal.SIGTERM
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_ranks_answer_alike_whatever_each_of_them_sees(training, seed):
     """Clocks of steps vary, saves end at any time, and the signal may come at any moment."""

@@ -52,7 +52,7 @@ class Notices:
         """Return the seconds until the kill, infinite if none comes; None without a signal."""
         left, now = None, self.clock()
         for number, since in list(self.noted.items()):
-            grace = self._graces[signal.Signals(number)]
+            grace = self._graces.get(signal.Signals(number))  # `Schedule.note` may note others
             own = float("inf") if grace is None else grace - (now - since)
             left = own if left is None else min(left, own)
         return left
