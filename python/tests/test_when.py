@@ -424,6 +424,20 @@ def test_the_last_save_before_a_deadline_is_durable_in_time(training, monkeypatc
     assert 300 - 30 <= stopped[0] <= 300 - 10, "10 s are left, and not many more"
 
 
+def test_the_handlers_are_restored_even_if_another_rank_has_ended(monkeypatch):
+    def gone():
+        raise RuntimeError("Connection closed by peer")
+
+    side = Ranks(2).sides[0]
+    monkeypatch.setattr(side, "begin_max", lambda values: gone)
+    before = signal.getsignal(signal.SIGTERM)
+    one = Schedule(OnSignal(), side, "run")
+    one.asks(1)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        one.close(settles=True)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def ask_apart(one):
     for step in range(3, 50):
         one.all[1].asks(step + 1)

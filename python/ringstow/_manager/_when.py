@@ -396,13 +396,21 @@ class Schedule:
         if wait is not None:
             wait()
 
-    def close(self) -> None:
-        """Restore the handlers of signals; warn of what was not heard, and not saved."""
-        self._tell_unsaved()
-        if self._notices.noted and not self.stopping and not self._has_warned:
-            self._tell_unheard()
-        self._notices.close()
-        self._side.finish_end()
+    def close(self, *, settles: bool = False) -> None:
+        """Restore the handlers of signals; warn of what was not heard, and not saved.
+
+        Args:
+            settles: before that, `settle`; the handlers are restored even if that fails.
+        """
+        try:
+            if settles:
+                self.settle()
+        finally:
+            self._tell_unsaved()
+            if self._notices.noted and not self.stopping and not self._has_warned:
+                self._tell_unheard()
+            self._notices.close()
+            self._side.finish_end()
 
 
 def _handled(

@@ -262,11 +262,12 @@ class CheckpointManager(BaseCheckpointManager):
             return
         failure = self._ended()
         self._is_closed = True
-        if self._schedule is not None:
-            if sys.exc_info()[1] is None:  # else the other ranks may never come
-                self._schedule.settle()
-            self._schedule.close()
-        self._ranks.close()
+        try:
+            if self._schedule is not None:
+                # After an error here, the other ranks may never come.
+                self._schedule.close(settles=sys.exc_info()[1] is None)
+        finally:
+            self._ranks.close()
         if failure is not None and sys.exc_info()[1] is not None:
             _log.error("the last save failed, too: %s", failure, exc_info=failure)
         elif failure is not None:

@@ -97,11 +97,9 @@ class Checkpoints:
 
     def close(self) -> None:
         """Drop the objects that end with the process group; all ranks call it."""
-        schedule, self.schedule = self.schedule, None
+        schedule, self.schedule, self._made = self.schedule, None, None
         if schedule is not None:
-            schedule.settle()
-            schedule.close()
-        self._made = None
+            schedule.close(settles=True)
 
     def _discard(self) -> None:
         """Remove the hidden directory of a save that failed."""
