@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from ringstow import _native
 from ringstow._core import _policies
 from ringstow._core import _when as _policy
 from ringstow._core._arguments import StrPath, absolute, step_number
@@ -22,6 +20,7 @@ from ringstow._core._errors import Error, InvalidStateError, NotDurableError
 from ringstow._manager import _rules, _setup, _tiers
 from ringstow._manager._after_save import Upkeep
 from ringstow._manager._calls import Calls, Saving
+from ringstow._manager._kept_steps import KeptSteps
 from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
@@ -33,7 +32,7 @@ from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._tier_copies import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch.distributed as dist
 
@@ -145,6 +144,7 @@ class CheckpointManager:
             given_to = (self._root, plan, _rules.droppable(self._keep), same, saves, group)
             made = _setup.for_ranks(*given_to, clearing.note_damage)
         self._side, self._run, self._steps, self._copier = made
+        self._kept = KeptSteps(self._side, self._run)
         self._previous: PreviousSteps | None = None
         if previous is not None:
             self._previous = PreviousSteps(previous.full_every, self._run.newest)
@@ -598,7 +598,7 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._calls.one("keep", number):
-            self._pin(lambda: self._run.named(number)[0].path, _native.pin)
+            self._kept.keep(number)
 
     def release(self, step: int) -> bool:
         """End the protection of `keep`: the rules decide again. Return whether the step was kept.
@@ -609,24 +609,7 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._calls.one("release", number):
-            return self._pin(
-                lambda: _native.kept(self._root, number) or self._run.named(number)[0].path,
-                _native.unpin,
-            )
-
-    def _pin(self, find: Callable[[], str], change: Callable[[str], bool | None]) -> bool:
-        def look() -> tuple[str, bool]:
-            path = find()
-            return path, os.path.basename(path) in _native.pinned(self._root)
-
-        path, was_kept = self._side.first(look)
-
-        def changed() -> None:
-            if self._side.leads:
-                change(path)
-
-        self._side.each(changed)
-        return was_kept
+            return self._kept.release(number)
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:
         """Finish a removal that a kill has interrupted; return where to save a step, and its base.
