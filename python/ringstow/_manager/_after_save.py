@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringstow import _native
 from ringstow._core._config import Config, native_json
+from ringstow._core._errors import Error
 from ringstow._manager._previous import PreviousSteps
 from ringstow._saving._copy_queue import Copier
 
@@ -201,6 +202,21 @@ class Upkeep:
             return []
         self.report, self.error, lacking = cleared(self._clearing, self._copier.waiting())
         return lacking
+
+    def raise_failures(self) -> None:
+        """Raise the failure of the last removal or of the last copy, if one failed."""
+        errors = [one for one in (self.error, self._copier.error) if one is not None]
+        done = self.report
+        failed = [] if done is None else [left for left in done.left if left.failed]
+        if failed:
+            said = "; ".join(f"{left.path}: {left.reason}" for left in failed)
+            errors.append(Error(f"not removed: {said}"))
+        if len(errors) > 1:
+            raise BaseExceptionGroup(
+                f"{self._root} is saved, but not tidied and not copied", errors
+            )
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         """Wait for the copies, and remove the steps that they release."""

@@ -16,7 +16,7 @@ from ringstow._core import _when as _policy
 from ringstow._core._arguments import StrPath, absolute, step_number
 from ringstow._core._config import Config, given, without_tiers
 from ringstow._core._damage import OnCorrupt
-from ringstow._core._errors import Error, InvalidStateError, NotDurableError
+from ringstow._core._errors import InvalidStateError, NotDurableError
 from ringstow._manager import _rules, _setup, _tiers
 from ringstow._manager._after_save import Upkeep
 from ringstow._manager._calls import Calls, Saving
@@ -230,18 +230,7 @@ class CheckpointManager:
             Exception: `retention_error` or `promotion_error`; an ExceptionGroup if both are set.
             Error: the system refused to remove steps; names them.
         """
-        errors = [one for one in (self.retention_error, self.promotion_error) if one is not None]
-        done = self.retention_report
-        failed = [] if done is None else [left for left in done.left if left.failed]
-        if failed:
-            said = "; ".join(f"{left.path}: {left.reason}" for left in failed)
-            errors.append(Error(f"not removed: {said}"))
-        if len(errors) > 1:
-            raise BaseExceptionGroup(
-                f"{self._root} is saved, but not tidied and not copied", errors
-            )
-        if errors:
-            raise errors[0]
+        self._upkeep.raise_failures()
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Wait for the save in progress, and until all copies of its step are made or have failed.
