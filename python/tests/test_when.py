@@ -451,6 +451,13 @@ def test_ranks_that_ask_for_different_steps_are_told(training):
         ask_apart(one)
 
 
+@pytest.mark.parametrize("when", [EverySteps(5), OnSignal()], ids=str)
+@pytest.mark.parametrize("step", [None, True, 1.5])
+def test_a_step_that_is_no_number_is_refused_at_once(training, when, step):
+    with pytest.raises(TypeError, match="step is an? (integer|number), not"):
+        training(when).all[0].asks(step)
+
+
 def test_most_steps_do_not_communicate(training):
     for when, least in [(EverySteps(5) | AtSteps([7]), 0), (EverySteps(5) | OnSignal(), 40)]:
         one = training(when, ranks=2, step_s=0.05)

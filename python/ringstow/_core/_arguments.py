@@ -181,6 +181,14 @@ def step_number(step: int | None, name: str = "step") -> int | None:
     return number
 
 
+def numbered(step: int) -> int:
+    """Return a step for the native side, which is not None; see `step_number`."""
+    number = step_number(step)
+    if number is None:
+        raise TypeError("step is an integer, not None")
+    return number
+
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

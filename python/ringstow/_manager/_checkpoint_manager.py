@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ringstow._core import _policies
 from ringstow._core import _when as _policy
-from ringstow._core._arguments import StrPath, absolute, step_number
+from ringstow._core._arguments import StrPath, absolute, numbered, step_number
 from ringstow._core._config import Config, given, without_tiers
 from ringstow._core._damage import OnCorrupt
 from ringstow._core._errors import InvalidStateError, NotDurableError
@@ -276,7 +276,7 @@ class CheckpointManager:
             raise InvalidStateError(
                 "should_save needs a policy: CheckpointManager(..., when=ringstow.EverySteps(500))"
             )
-        return self._schedule.asks(_numbered(step))
+        return self._schedule.asks(step)
 
     @property
     def stopping(self) -> bool:
@@ -312,7 +312,7 @@ class CheckpointManager:
             Exception: any error of `ringstow.save`; on several ranks, of
                 ``ringstow.distributed.save``, on all of them.
         """
-        number, begun = _numbered(step), time.perf_counter()
+        number, begun = numbered(step), time.perf_counter()
         self._heed()
         with self._calls.one("save", number):
             path, base = self._prepare(number)
@@ -366,7 +366,7 @@ class CheckpointManager:
                 ranks; or the ranks make different calls.
             Exception: any error of `ringstow.save_async`.
         """
-        number, begun = _numbered(step), time.perf_counter()
+        number, begun = numbered(step), time.perf_counter()
         self._heed()
         _setup.check_on_busy(on_busy)
         check_staging(staging)
@@ -585,7 +585,7 @@ class CheckpointManager:
             NoCheckpointError: there is no such step in ``root``.
             OSError: the system refused.
         """
-        number = _numbered(step)
+        number = numbered(step)
         with self._calls.one("keep", number):
             self._kept.keep(number)
 
@@ -596,7 +596,7 @@ class CheckpointManager:
             NoCheckpointError: there is no such step in ``root``, and none was kept.
             OSError: the system refused.
         """
-        number = _numbered(step)
+        number = numbered(step)
         with self._calls.one("release", number):
             return self._kept.release(number)
 
@@ -620,10 +620,3 @@ class CheckpointManager:
             return self._run.path_of(step), None if previous is None else previous.base()
 
         return self._side.first(place)
-
-
-def _numbered(step: int) -> int:
-    number = step_number(step)
-    if number is None:
-        raise TypeError("step is an integer, not None")
-    return number

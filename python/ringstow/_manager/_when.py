@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
 from ringstow._core import _when
-from ringstow._core._arguments import span
+from ringstow._core._arguments import numbered, span
 from ringstow._core._errors import InvalidStateError
 from ringstow._manager._signals import Notices
 
@@ -180,7 +180,7 @@ class Schedule:
 
     def asks(self, step: int) -> bool:
         """Return whether to save a step; see `CheckpointManager.should_save`."""
-        before = self._step
+        step, before = numbered(step), self._step
         if before is not None and step <= before:
             if step == before:
                 return self._answer

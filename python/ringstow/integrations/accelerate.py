@@ -168,6 +168,7 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         Call it on every rank, once after each step; see `ringstow.CheckpointManager.should_save`.
 
         Raises:
+            TypeError: the step is no integer.
             InvalidStateError: there is no ``when``; or the step is lower than the one before; or
                 the ranks ask for different steps.
         """
