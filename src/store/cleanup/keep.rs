@@ -5,7 +5,7 @@ use crate::format::Metrics;
 use crate::format::manifest::Age;
 use crate::units::span;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -140,8 +140,8 @@ impl Rules<'_> {
 
     /// Decides on each step. The newer is later.
     pub fn judge(&self, steps: &[Candidate<'_>]) -> Vec<Verdict> {
-        let best = self.best.map_or_else(Vec::new, |best| best.among(steps));
-        let first = self.every_time.map_or_else(Vec::new, |time| first_in_each(time, steps));
+        let best = self.best.map_or_else(BTreeSet::new, |best| best.among(steps));
+        let first = self.every_time.map_or_else(BTreeSet::new, |time| first_in_each(time, steps));
         let cannot_compare = self.missing_metric(steps).is_some();
         // Of several of one age, the newest counts as last.
         let last = (0..steps.len()).max_by_key(|&at| steps[at].age);
@@ -200,7 +200,7 @@ impl Candidate<'_> {
 }
 
 /// Where the steps are that were saved first in each interval: in the order of the saves, whatever the clock did.
-fn first_in_each(time: Duration, steps: &[Candidate<'_>]) -> Vec<usize> {
+fn first_in_each(time: Duration, steps: &[Candidate<'_>]) -> BTreeSet<usize> {
     let mut first = BTreeMap::new();
     for (at, step) in steps.iter().enumerate() {
         let Some(interval) = step.created_ms().map(|ms| ms / time.as_millis().max(1)) else {
@@ -220,7 +220,7 @@ impl Best {
     }
 
     /// Where the best steps are. Between equal numbers, the newer step is better.
-    fn among(&self, steps: &[Candidate<'_>]) -> Vec<usize> {
+    fn among(&self, steps: &[Candidate<'_>]) -> BTreeSet<usize> {
         let number = |at: usize| Some((at, self.of(&steps[at])?));
         let mut numbers: Vec<(usize, f64)> = (0..steps.len()).rev().filter_map(number).collect();
         numbers.sort_by(|a, b| self.direction.compare(a.1, b.1)); // stable: the newer stays ahead
