@@ -154,6 +154,7 @@ check-rust: $(LINTERS)
 	PYO3_PYTHON=$(abspath $(BIN)/python) \
 		cargo clippy --workspace --all-targets --all-features \
 		$(if $(BURN),,--exclude ringstow-burn --exclude ringstow-burn-example) -- -D warnings
+	cargo clippy -p ringstow -- -D warnings # as who depends on it builds it, without the program
 
 # PyTorch first: pip needs the most room while it unpacks.
 test: test-python test-rust

@@ -13,14 +13,13 @@ mod common;
 
 use common::{Args, Result, bench_dir, median};
 use fake_engines::AtOnce;
-use ringstow::internals::device::Target;
-use ringstow::internals::device::cuda::{
-    Device, DeviceMemory, Direction, LargeCopy, Rates, Ready, measure,
+use ringstow::internals::{
+    device::cuda::{Device, DeviceMemory, Direction, LargeCopy, Rates, Ready, measure},
+    store::save,
+    sys::file::drop_page_cache,
 };
-use ringstow::internals::store::save;
-use ringstow::internals::sys::file::drop_page_cache;
 use ringstow::{
-    Checkpoint, Config, Dtype, LoadOptions, Runtime, SaveReport, StateDict, TensorInfo,
+    Checkpoint, Config, Dtype, LoadOptions, Runtime, SaveReport, StateDict, Target, TensorInfo,
 };
 use serde::Serialize;
 use std::fmt;

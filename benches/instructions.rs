@@ -8,12 +8,17 @@
 mod nowhere;
 
 use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::internals::format::{
-    Chunk, FileEntry, Manifest, Receipt, TensorEntry, content_hash, names, receipt,
+use ringstow::internals::{
+    format::{content_hash, names, receipt},
+    plan::{
+        load::{Unit, Want},
+        share::{Place, SharedFile, plan_share},
+    },
 };
-use ringstow::internals::plan::load::{Unit, Want};
-use ringstow::internals::plan::share::{Place, SharedFile, plan_share};
-use ringstow::{Base, Checkpoint, Config, Dtype, LoadOptions, SaveReport, StateDict};
+use ringstow::{
+    Base, Checkpoint, Chunk, Config, Dtype, FileEntry, LoadOptions, Manifest, Receipt, SaveReport,
+    StateDict, TensorEntry,
+};
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;

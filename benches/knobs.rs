@@ -20,9 +20,10 @@ mod common;
 use common::{Args, Result, cpu_seconds, median, spread};
 use fastrand::Rng;
 use nowhere::Endless;
-use ringstow::internals::device::Target;
 use ringstow::internals::sys::file;
-use ringstow::{Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
+use ringstow::{
+    Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch, Target,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -12,10 +12,14 @@ mod common;
 
 use common::is_smoke_test;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringstow::Dtype;
-use ringstow::internals::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, receipt};
-use ringstow::internals::plan::load::{Scattered, Unit};
-use ringstow::internals::plan::slab::{Dense, Place, Slab, dense_strides};
+use ringstow::internals::{
+    format::receipt,
+    plan::{
+        load::{Scattered, Unit},
+        slab::{Dense, Place, Slab, dense_strides},
+    },
+};
+use ringstow::{Chunk, Dtype, FileEntry, Manifest, Receipt, TensorEntry};
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -14,11 +14,17 @@ mod common;
 use common::is_smoke_test;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::internals::device::Target;
-use ringstow::internals::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
-use ringstow::internals::plan::load::{Unit, Want};
-use ringstow::internals::plan::save::{SavePlan, Shard};
-use ringstow::{Checkpoint, Config, Dtype, Item, LoadOptions, Runtime, StateDict, Store};
+use ringstow::internals::{
+    format::names,
+    plan::{
+        load::{Unit, Want},
+        save::{SavePlan, Shard},
+    },
+};
+use ringstow::{
+    Checkpoint, Chunk, Config, Dtype, FileEntry, Item, LoadOptions, Manifest, Receipt, Runtime,
+    StateDict, Store, Target, TensorEntry,
+};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

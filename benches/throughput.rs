@@ -16,12 +16,12 @@ mod common;
 use common::{bench_dir, is_smoke_test};
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{items, layout};
-use ringstow::internals::engine::io_mode;
-use ringstow::internals::engine::io_mode::EngineKind;
-use ringstow::internals::format::Manifest;
-use ringstow::internals::plan::load::{Unit, Want};
-use ringstow::internals::sys::file;
-use ringstow::{Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
+use ringstow::internals::{
+    engine::io_mode::{self, EngineKind},
+    plan::load::{Unit, Want},
+    sys::file,
+};
+use ringstow::{Config, Dtype, EngineChoice, LoadOptions, Manifest, Runtime, StateDict, Switch};
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;

@@ -105,21 +105,80 @@ pub use store::{
 
 pub use stream::{FileReader, FileWriter, WriteOptions};
 
-/// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change
-/// with every version.
+/// What the Python binding, the program, the tests and the benches need besides. Not part of the interface: it may
+/// change with every version.
 #[doc(hidden)]
 pub mod internals {
-    macro_rules! all_of {
-        ($($module:ident),*) => {
-            $(pub mod $module {
-                pub use crate::$module::*;
-            })*
-        };
+    pub mod config {
+        pub use crate::config::{found, parse_pool_size, parse_size, shows_progress};
+    }
+    pub mod device {
+        #[cfg(feature = "cuda")]
+        pub use crate::device::cuda;
+        pub use crate::device::host;
     }
     #[cfg(feature = "cli")]
-    all_of!(doctor);
-    all_of!(
-        config, device, engine, format, limits, manager, object, path_text, pipeline, plan, pool,
-        store, stream, sys, units
-    );
+    pub mod doctor {
+        pub use crate::doctor::{Status, diagnose};
+    }
+    pub mod engine {
+        #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+        pub use crate::engine::tokio_uring;
+        #[cfg(all(target_os = "linux", feature = "uring"))]
+        pub use crate::engine::uring;
+        pub use crate::engine::{
+            Action, Completion, Engine, FileId, Op, Transfer, Waker, fallback, io_mode, portable,
+            queue,
+        };
+    }
+    pub mod format {
+        pub use crate::format::{
+            Node, content_hash, cover, header, manifest, model_files, model_index, names, outline,
+            receipt, safetensors_header, select, step, value,
+        };
+    }
+    pub mod limits {
+        pub use crate::limits::ALIGN;
+    }
+    pub mod manager {
+        pub use crate::manager::{
+            Added, Around, Clearing, Copying, Eviction, Failure, Line, PAUSES, Pauses, Previous,
+            Run, Seen, Stays, Verdict, best_of, lacking, latest_of, newest_of, usual_path,
+        };
+    }
+    pub mod object {
+        pub use crate::object::Bucket;
+    }
+    pub mod path_text {
+        pub use crate::path_text::for_python;
+    }
+    pub mod pipeline {
+        pub use crate::pipeline::{report, runtime};
+    }
+    pub mod plan {
+        pub use crate::plan::{load, replicas, save, share, slab};
+    }
+    pub mod pool {
+        pub use crate::pool::{Buffer, CopyMemory, Mapping, Pool};
+    }
+    pub mod store {
+        pub use crate::store::{
+            KINDS, LoadPlace, MappedTensor, ModelLayout, ModelSession, Newer, NodeSession,
+            TORCH_ENDINGS, add_to_history, adopt, await_all_written, check_apart, check_covers,
+            check_own_name, check_own_share, check_run, claim, claim_for, copies_of,
+            deepspeed_directory, diff, export, files_of_index, follow, give_up, given_up, has_gone,
+            is_one_run, join, kept, kind_of, latest, list, name_run, node_id, owner, pin, pinned,
+            promote, prune, prune_plan, prune_with, recycled, remove_checkpoint, retain,
+            retain_plan, save, slim, steps, unfinished, unpin, verify, was_removed, weights_in,
+            write_rank,
+        };
+    }
+    pub mod sys {
+        pub use crate::sys::{
+            chance, dir, environment, file, file_system, late, run_lock, seam, space,
+        };
+    }
+    pub mod units {
+        pub use crate::units::{duration, parse_span, size};
+    }
 }

@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub use line::{Around, Line, Turn};
+pub use line::{Around, Line};
 pub use queue::{Added, Pauses, Stays};
 pub use restore::{Failure, Restored, Seen, Verdict, best_of, lacking};
 pub use rules::Retention;

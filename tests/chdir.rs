@@ -1,8 +1,7 @@
 //! A later change of directory moves nothing that is in progress. Alone in its program: the current directory
 //! is the process's.
 
-use ringstow::internals::device::Source;
-use ringstow::{Dtype, StateDict, TensorInfo};
+use ringstow::{Dtype, Source, StateDict, TensorInfo};
 use std::sync::{Arc, Barrier};
 
 /// Bytes that are had once somebody has met it.

@@ -9,8 +9,7 @@ mod common;
 
 use common::{State, assert_no_litter_in, names_in, number, step_at, step_with};
 use fastrand::Rng;
-use ringstow::internals::store::{Pruning, Status};
-use ringstow::{Config, Disposal, EngineChoice, Runtime};
+use ringstow::{Config, Disposal, EngineChoice, Pruning, Runtime, Status};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -9,13 +9,14 @@ mod common;
 
 use common::noise;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use ringstow::internals::device::cuda::{CudaSource, Device, DeviceMemory, Pin, Ready, measure};
-use ringstow::internals::device::{StridedTarget, Target};
-use ringstow::internals::pool::Pool;
-use ringstow::internals::store::save;
+use ringstow::internals::{
+    device::cuda::{CudaSource, Device, DeviceMemory, Pin, Ready, measure},
+    pool::Pool,
+    store::save,
+};
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveReport, Slice, StateDict,
-    TensorInfo,
+    StridedTarget, Target, TensorInfo,
 };
 use std::path::Path;
 use std::sync::Arc;

@@ -7,9 +7,8 @@ mod nowhere;
 
 use common::{State, names_in, rig, small_config};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::internals::device::Source;
-use ringstow::internals::format::{Manifest, Receipt, receipt};
-use ringstow::{Checkpoint, Config, Error, Job, LoadOptions, Runtime};
+use ringstow::internals::format::receipt;
+use ringstow::{Checkpoint, Config, Error, Job, LoadOptions, Manifest, Receipt, Runtime, Source};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

@@ -51,7 +51,6 @@ class Code(NamedTuple):
 
     where: str
     text: str
-    in_table: bool = False
 
 
 def main() -> int:
@@ -105,7 +104,7 @@ def of_page(text: str, name: str) -> Iterator[Code]:
         if line.startswith("|"):
             for word in re.findall(r"[\w.-]+", line.rstrip(" |").rpartition("|")[2]):
                 if COMMIT.fullmatch(word):
-                    yield Code(f"{name}:{number}", word, in_table=True)
+                    yield Code(f"{name}:{number}", word)
 
 
 def of_docstrings(text: str, name: str) -> Iterator[Code]:

@@ -89,10 +89,6 @@ def make_state(total_bytes: int, mesh: DeviceMesh) -> State:
     return state
 
 
-def local_bytes(state: State) -> int:
-    return sum(local(v).nbytes for v in state.values() if isinstance(v, Tensor))
-
-
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

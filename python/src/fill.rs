@@ -9,7 +9,7 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
-use ringstow::internals::format::TensorEntry;
+use ringstow::TensorEntry;
 use ringstow::internals::store::LoadPlace;
 use std::collections::HashSet;
 use std::sync::mpsc::Sender;

@@ -2,9 +2,8 @@
 
 use crate::place::strided;
 use pyo3::prelude::*;
-use ringstow::internals::device::Source;
 use ringstow::internals::device::host::Strided;
-use ringstow::{Error, Result, TensorInfo};
+use ringstow::{Error, Result, Source, TensorInfo};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The first exception that loading a tensor raised: the save's outcome, in place of the error that

@@ -7,12 +7,13 @@ use crate::{to_json, wait};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use ringstow::internals::device::Target;
-use ringstow::internals::device::cuda::Ready;
-use ringstow::internals::format::select::{self, Wanted};
-use ringstow::internals::format::{Chunk, TensorEntry};
+use ringstow::internals::{
+    device::cuda::Ready,
+    format::select::{self, Wanted},
+};
 use ringstow::{
-    CheckpointKind, Config, Job, LoadOptions, OpenOptions, Result, Runtime, Slice, Switch,
+    CheckpointKind, Chunk, Config, Job, LoadOptions, OpenOptions, Result, Runtime, Slice, Switch,
+    Target, TensorEntry,
 };
 use std::ffi::OsStr;
 use std::path::PathBuf;

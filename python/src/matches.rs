@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use ringstow::internals::format::TensorEntry;
+use ringstow::TensorEntry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 type Value<'py> = Bound<'py, PyAny>;

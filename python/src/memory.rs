@@ -3,8 +3,8 @@
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringstow::internals::pool::Mapping;
-use ringstow::internals::store::{LoadedTensor, MappedTensor};
+use ringstow::LoadedTensor;
+use ringstow::internals::{pool::Mapping, store::MappedTensor};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::ops::Range;

@@ -3,12 +3,15 @@
 use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringstow::internals::device::cuda::{self, CudaSource, Device, Ready};
-use ringstow::internals::device::host::Strided;
-use ringstow::internals::device::{StridedTarget, Target, TensorSource};
-use ringstow::internals::pipeline::runtime::Runtime;
-use ringstow::internals::pool;
-use ringstow::{Error, Result, TensorInfo};
+use ringstow::internals::{
+    device::{
+        cuda::{self, CudaSource, Device, Ready},
+        host::Strided,
+    },
+    pipeline::runtime::Runtime,
+    pool,
+};
+use ringstow::{Error, Result, StridedTarget, Target, TensorInfo, TensorSource};
 use smallvec::{SmallVec, smallvec};
 use std::ffi::c_int;
 

@@ -6,7 +6,7 @@ use crate::settle::once_settled;
 use crate::tensors::{Data, Spec, Tensors};
 use crate::watch::{torn, version_of};
 use pyo3::prelude::*;
-use ringstow::internals::device::Source;
+use ringstow::Source;
 use ringstow::internals::device::host::Strided;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

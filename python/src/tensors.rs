@@ -9,11 +9,11 @@ use crate::watch::{Storage, WatchList, Watched};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use ringstow::internals::device::cuda::Ready;
-use ringstow::internals::device::host::Strided;
-use ringstow::internals::device::{Source, TensorSource};
-use ringstow::internals::plan::replicas::{Replica, rows_of};
-use ringstow::{Dtype, Error, Item, Region, Result, StateDict, TensorInfo};
+use ringstow::internals::{
+    device::{cuda::Ready, host::Strided},
+    plan::replicas::{Replica, rows_of},
+};
+use ringstow::{Dtype, Error, Item, Region, Result, Source, StateDict, TensorInfo, TensorSource};
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::path::Path;

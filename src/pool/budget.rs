@@ -80,6 +80,7 @@ pub(super) fn excess() -> u64 {
 ///
 /// # Errors
 /// Why that is not known.
+#[cfg(feature = "cli")]
 pub fn left() -> Result<(u64, String), NoMore> {
     let Some(mut budget) = BUDGET.lock() else {
         return Err(NoMore::Unknown("too many forks".into()));
@@ -114,6 +115,7 @@ impl Budget {
         joined.map_err(unknown)
     }
 
+    #[cfg(feature = "cli")]
     fn left(&mut self) -> Result<(u64, String), NoMore> {
         let limits = self.joined()?;
         let left = |limit: &Limit| {

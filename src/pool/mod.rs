@@ -13,10 +13,13 @@ mod growth;
 mod mapping;
 mod staging;
 
-pub use budget::{NoMore, left};
+pub use budget::NoMore;
+#[cfg(feature = "cli")]
+pub use budget::left;
 pub use buffer::{Buffer, CutMapping};
 pub use copy_memory::CopyMemory;
 pub(crate) use copy_memory::{give_back as give_back_copies, is_any as has_copies};
+#[cfg(feature = "tokio-uring")]
 pub use free_slots::FreeSlots;
 pub use mapping::Mapping;
 pub use staging::Pool;

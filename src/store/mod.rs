@@ -11,6 +11,7 @@ mod write;
 
 pub use catalog::found::{Found, Status};
 pub use catalog::gone::has_gone;
+#[cfg(feature = "cli")]
 pub use catalog::in_flight::{InFlight, in_flight};
 pub use catalog::join::{check_one_run, join};
 pub(crate) use catalog::latest::why_lost;
@@ -21,9 +22,11 @@ pub use catalog::pins::{kept, pin, pinned, unpin};
 #[cfg(feature = "cli")]
 pub use catalog::runs::runs;
 pub use catalog::steps::{Before, steps};
-pub use cleanup::evict::{Evicted, Setting, Stay, check_covers, evict, is_everywhere};
+pub use cleanup::evict::{Evicted, Setting, check_covers, evict, is_everywhere};
 pub use cleanup::going_back::Newer;
-pub use cleanup::history::{Removal, add_to_history, removals, remove_step, was_removed};
+#[cfg(any(test, feature = "cli"))]
+pub use cleanup::history::removals;
+pub use cleanup::history::{add_to_history, was_removed};
 pub use cleanup::keep::{Best, Direction};
 pub use cleanup::look::Look;
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
@@ -31,12 +34,14 @@ pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
 pub use cleanup::retain::{RetainOptions, Retained, retain, retain_plan, retain_seen};
 pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
-pub use layout::node::{NodeId, node_id};
+pub use layout::node::node_id;
 pub use layout::recycled::{Recycled, recycled};
 pub use layout::session_note::{give_up, given_up};
+#[cfg(feature = "cli")]
+pub use promote::Unfinished;
 pub use promote::{
-    Promotion, PromotionReport, Unfinished, check_apart, claim, claim_for, is_one_run, name_run,
-    owner, promote, unfinished,
+    Promotion, PromotionReport, check_apart, claim, claim_for, is_one_run, name_run, owner,
+    promote, unfinished,
 };
 pub(crate) use read::again::{again, while_replaced};
 pub use read::checkpoint::{Checkpoint, CheckpointKind, OpenOptions};
@@ -46,7 +51,7 @@ pub use read::info::{FileInfo, Info};
 pub use read::kinds::{KINDS, TORCH_ENDINGS, deepspeed_directory, kind_of};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
-pub use read::mapped::{Mapped, MappedTensor};
+pub use read::mapped::MappedTensor;
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

@@ -2,6 +2,7 @@
 
 use crate::sys::dir;
 use crate::sys::file::read_kernel_text;
+#[cfg(feature = "cli")]
 use crate::sys::file_system::FileSystem;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +15,7 @@ type FileNumber = (u32, u32, u64);
 pub(crate) struct Holders {
     by_file: HashMap<FileNumber, u32>,
     /// Whether the kernel has listed them.
+    #[cfg(feature = "cli")]
     are_listed: bool,
 }
 
@@ -21,11 +23,16 @@ impl Holders {
     /// Those of this moment. None off Linux.
     pub fn now() -> Self {
         let text = read_kernel_text("/proc/locks");
-        Self { are_listed: text.is_ok(), by_file: listed(&text.unwrap_or_default()) }
+        Self {
+            #[cfg(feature = "cli")]
+            are_listed: text.is_ok(),
+            by_file: listed(&text.unwrap_or_default()),
+        }
     }
 
     /// Whether [`Holders::of`] finds every process that may hold the lock of a directory. It does not if other hosts use
     /// the file system, nor on btrfs, for which `/proc/locks` has another device number than the files.
+    #[cfg(feature = "cli")]
     pub fn know_all(&self, path: &Path) -> bool {
         let found = FileSystem::of(path).ok().filter(|found| !found.is_shared());
         self.are_listed && found.is_some_and(|found| found.name != "btrfs")

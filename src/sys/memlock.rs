@@ -1,5 +1,9 @@
 //! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Read before registering, because a registration
 //! over the limit pins memory for seconds before it fails.
+#![cfg_attr(
+    not(any(feature = "uring", feature = "tokio-uring", feature = "cli")),
+    allow(dead_code, reason = "only rings register memory, and only the doctor asks for them")
+)]
 
 #[cfg(target_os = "linux")]
 use crate::sys::file::read_kernel_text;

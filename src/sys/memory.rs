@@ -33,10 +33,12 @@ pub fn limits() -> io::Result<Vec<Limit>> {
 }
 
 /// The least limit of the control groups of this process; `None` if they have none.
+#[cfg(feature = "cli")]
 pub fn group_limit_bytes() -> Option<u64> {
     least_limit(&read_kernel_text("/proc/self/cgroup").unwrap_or_default(), Path::new(GROUPS))
 }
 
+#[cfg(any(test, feature = "cli"))]
 fn least_limit(of_process: &str, mounted: &Path) -> Option<u64> {
     groups_of(of_process, mounted).iter().filter_map(Group::limit_bytes).min()
 }

@@ -102,7 +102,7 @@ pub fn allocated(file: &File) -> io::Result<u64> {
 ///
 /// # Errors
 /// The system's.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "cli"))]
 pub(crate) fn written(file: &File) -> io::Result<u64> {
     use rustix::fs::{SeekFrom, seek};
     let len = look(file)?.len();
@@ -123,7 +123,7 @@ pub(crate) fn written(file: &File) -> io::Result<u64> {
 }
 
 /// Off Linux, this is the file's length.
-#[cfg(not(target_os = "linux"))]
+#[cfg(all(not(target_os = "linux"), feature = "cli"))]
 pub(crate) fn written(file: &File) -> io::Result<u64> {
     Ok(look(file)?.len())
 }

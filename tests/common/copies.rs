@@ -1,8 +1,8 @@
 //! A fast disk and a shared one, for tests of copies from one to the other.
 
 use super::{names_in, noise};
-use ringstow::internals::store::{Promotion, PromotionReport, promote, save, verify};
-use ringstow::{Config, Dtype, Job, Runtime, StateDict};
+use ringstow::internals::store::{promote, save, verify};
+use ringstow::{Config, Dtype, Job, Promotion, PromotionReport, Runtime, StateDict};
 use std::path::{Path, PathBuf};
 
 pub const MIB: usize = 1 << 20;

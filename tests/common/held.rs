@@ -1,8 +1,7 @@
 //! Tensors that wait for a word, and saves that stand still because of them.
 
 use super::small_config;
-use ringstow::internals::device::Source;
-use ringstow::{Dtype, Error, SaveHandle, SaveReport, StateDict, Store, TensorInfo};
+use ringstow::{Dtype, Error, SaveHandle, SaveReport, Source, StateDict, Store, TensorInfo};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -3,10 +3,10 @@
 #![allow(dead_code)] // each user needs a part of this module
 
 use fake_engines::AtOnce;
-use ringstow::internals::device::Source;
-use ringstow::internals::format::{FileEntry, Manifest};
 use ringstow::internals::plan::save::{Options, SavePlan, Shard, plan};
-use ringstow::{Config, Dtype, Item, Region, Runtime, StateDict, TensorInfo};
+use ringstow::{
+    Config, Dtype, FileEntry, Item, Manifest, Region, Runtime, Source, StateDict, TensorInfo,
+};
 use std::path::Path;
 use std::sync::Arc;
 

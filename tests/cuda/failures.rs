@@ -133,12 +133,7 @@ fn a_load_that_fails_on_the_device_says_so() {
         // SAFETY: the tensor's own memory.
         let target = unsafe {
             let place = (0, to.memory.ptr());
-            ringstow::internals::device::Target::cuda(
-                place,
-                500_000,
-                streams[0].handle(),
-                &mut ready,
-            )
+            ringstow::Target::cuda(place, 500_000, streams[0].handle(), &mut ready)
         };
         fake.fail(function, after, ILLEGAL_ADDRESS);
         let targets = [("weight", target.unwrap())];

@@ -1,8 +1,7 @@
 //! What is in the files comes to be on a GPU.
 
 use super::*;
-use ringstow::internals::device::{StridedTarget, Target};
-use ringstow::{Checkpoint, LoadOptions, LoadReport, Slice};
+use ringstow::{Checkpoint, LoadOptions, LoadReport, Slice, StridedTarget, Target};
 
 /// Loads a tensor into device memory, ready on its device's stream.
 pub fn load_into(path: &Path, tensor: &Tensor, streams: &[Stream]) -> LoadReport {

@@ -2,11 +2,13 @@
 
 use crate::common::{State, load_opened};
 use cut_disk::run;
-use ringstow::internals::store::{Wanted, export, remove_checkpoint};
-use ringstow::internals::sys::chance::{Chance, fix};
+use ringstow::internals::{
+    store::{export, remove_checkpoint},
+    sys::chance::{Chance, fix},
+};
 use ringstow::{
     Config, Disposal, Dtype, EngineChoice, Error, Loaded, OpenOptions, Pruning, Receipt,
-    RetainOptions, Runtime, Session, StateDict, Store,
+    RetainOptions, Runtime, Session, StateDict, Store, Wanted,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};

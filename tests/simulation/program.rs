@@ -4,8 +4,10 @@ use crate::calls::{Id, Trouble};
 use crate::common::{State, load_opened};
 use crate::history::{Outcome, Refusal, Seen, Why};
 use crate::world::World;
-use ringstow::internals::store::{Wanted, latest, prune, remove_checkpoint, retain, save};
-use ringstow::{Base, Disposal, Error, OpenOptions, Receipt, RetainOptions, Runtime, Session};
+use ringstow::internals::store::{latest, prune, remove_checkpoint, retain, save};
+use ringstow::{
+    Base, Disposal, Error, OpenOptions, Receipt, RetainOptions, Runtime, Session, Wanted,
+};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 

@@ -9,9 +9,11 @@ use durable_image::{MODES, Recorder};
 use fake_engines::AtOnce;
 use fastrand::Rng;
 use nix::libc::{EIO, ENOSPC, ESTALE};
-use ringstow::internals::store::{Wanted, latest, prune};
-use ringstow::internals::sys::file_system::play;
-use ringstow::{Config, EngineChoice, Left, Runtime, Switch};
+use ringstow::internals::{
+    store::{latest, prune},
+    sys::file_system::play,
+};
+use ringstow::{Config, EngineChoice, Left, Runtime, Switch, Wanted};
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

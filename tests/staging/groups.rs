@@ -1,7 +1,6 @@
 //! Processes of one control group that save at once.
 
-use ringstow::internals::device::Source;
-use ringstow::{Config, Dtype, StateDict, Store, TensorInfo};
+use ringstow::{Config, Dtype, Source, StateDict, Store, TensorInfo};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

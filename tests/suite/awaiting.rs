@@ -4,9 +4,8 @@
 
 use crate::common::held::{Filled, Held};
 use crate::common::{noise, scratch, small_config, step_at};
-use ringstow::internals::device::Source;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveHandle, StateDict, Store,
+    Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveHandle, Source, StateDict, Store,
     TensorInfo, load_async,
 };
 use std::future::{Future, poll_fn};

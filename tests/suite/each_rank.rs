@@ -5,10 +5,9 @@ mod removal;
 
 use crate::common::{State, assert_says, runtime, scratch, step_at};
 use ringstow::internals::format::names;
-use ringstow::internals::store::{Found, Status};
 use ringstow::{
-    Checkpoint, Dtype, Error, OpenOptions, RankShare, Session, StateDict, Store, Value, latest,
-    verify,
+    Checkpoint, Dtype, Error, Found, OpenOptions, RankShare, Session, StateDict, Status, Store,
+    Value, latest, verify,
 };
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -312,7 +312,7 @@ fn an_engine_that_cannot_be_built_is_an_error() {
 /// A tensor whose memory is gone: its source panics after some bytes.
 struct Torn(usize);
 
-impl ringstow::internals::device::Source for Torn {
+impl ringstow::Source for Torn {
     fn nbytes(&self) -> u64 {
         200_000
     }
@@ -364,7 +364,7 @@ impl Drop for Ends {
 
 thread_local!(static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) });
 
-impl ringstow::internals::device::Source for Elsewhere {
+impl ringstow::Source for Elsewhere {
     fn nbytes(&self) -> u64 {
         200_000
     }
@@ -403,7 +403,7 @@ fn panic_on_another_thread_reaches_the_caller() {
 fn a_cancelled_save_leaves_the_old_checkpoint() {
     /// Cancels its own save in the middle: a moment that needs no clock.
     struct Cancels(Arc<std::sync::OnceLock<ringstow::SaveHandle>>);
-    impl ringstow::internals::device::Source for Cancels {
+    impl ringstow::Source for Cancels {
         fn nbytes(&self) -> u64 {
             200_000
         }

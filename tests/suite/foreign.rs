@@ -3,8 +3,9 @@
 #![cfg(unix)]
 
 use crate::common::*;
-use ringstow::internals::device::StridedTarget;
-use ringstow::{Checkpoint, CheckpointKind, Error, LoadOptions, OpenOptions, Runtime, Slice};
+use ringstow::{
+    Checkpoint, CheckpointKind, Error, LoadOptions, OpenOptions, Runtime, Slice, StridedTarget,
+};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;

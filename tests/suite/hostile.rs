@@ -3,8 +3,7 @@
 
 use crate::common::*;
 use nix::libc;
-use ringstow::internals::device::Target;
-use ringstow::{Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Value};
+use ringstow::{Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Target, Value};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
@@ -107,7 +106,7 @@ fn shard_of_another_length_is_corrupt() {
         let damage = report.damage.iter().find(|one| one.what == "length in bytes").unwrap();
         assert_eq!((&damage.file, &*damage.got), (&shard_of(&dir), &*len.to_string()));
         let found = &ringstow::Store::found().unwrap().list(&dir).unwrap()[0];
-        assert_eq!(found.status, ringstow::internals::store::Status::Damaged);
+        assert_eq!(found.status, ringstow::Status::Damaged);
     }
 }
 

@@ -3,8 +3,7 @@
 
 use crate::common::*;
 use proptest::prelude::*;
-use ringstow::internals::device::Target;
-use ringstow::{Checkpoint, Error, LoadOptions, Runtime};
+use ringstow::{Checkpoint, Error, LoadOptions, Runtime, Target};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;

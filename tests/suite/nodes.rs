@@ -1,10 +1,11 @@
 //! Nodes that share no directory: each commits the same checkpoint with the files of its own ranks.
 
 use crate::common::{names_in, noise, small_config, some_calls};
-use ringstow::internals::format::receipt::merge;
-use ringstow::internals::format::{Node, names};
-use ringstow::internals::store::{Left, NodeSession, Status, adopt, list, node_id, prune, verify};
-use ringstow::{Checkpoint, Dtype, Error, Job, Runtime, StateDict, Value};
+use ringstow::internals::{
+    format::{Node, names, receipt::merge},
+    store::{NodeSession, adopt, list, node_id, prune, verify},
+};
+use ringstow::{Checkpoint, Dtype, Error, Job, Left, Runtime, StateDict, Status, Value};
 use serde_json::value::RawValue;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,8 @@
 
 use crate::common::{State, engine, load_all, load_opened, rig, scratch, small_config};
 use fake_engines::{AtOnce, Twist, Twisted};
-use ringstow::internals::device::Source;
 use ringstow::internals::engine::{Completion, Engine, Op};
-use ringstow::{Checkpoint, Config, Dtype, Error, Runtime, StateDict, Switch, TensorInfo};
+use ringstow::{Checkpoint, Config, Dtype, Error, Runtime, Source, StateDict, Switch, TensorInfo};
 use std::io;
 use std::sync::{Arc, Barrier};
 

@@ -2,11 +2,11 @@
 
 use crate::common::copies::{Disks, LARGE, MIB, config, small_parts};
 use crate::common::{names_in, some_calls};
-use ringstow::internals::format::names;
-use ringstow::internals::store::{
-    Disposal, Promotion, Status, list, promote, prune, remove_checkpoint, save,
+use ringstow::internals::{
+    format::names,
+    store::{list, promote, prune, remove_checkpoint, save},
 };
-use ringstow::{Dtype, Error, Job, StateDict, Store};
+use ringstow::{Disposal, Dtype, Error, Job, Promotion, StateDict, Status, Store};
 use std::fs;
 use std::io;
 use std::path::Path;

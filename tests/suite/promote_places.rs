@@ -4,8 +4,8 @@ use crate::common::copies::{Disks, LARGE, MIB, config, small_parts};
 #[cfg(target_os = "linux")]
 use crate::common::mounts::where_mounts_work;
 use crate::common::names_in;
-use ringstow::internals::store::{Disposal, Promotion, promote, prune, remove_checkpoint};
-use ringstow::{Error, Job, Shortage};
+use ringstow::internals::store::{promote, prune, remove_checkpoint};
+use ringstow::{Disposal, Error, Job, Promotion, Shortage};
 use std::io;
 use std::path::Path;
 use std::time::Instant;

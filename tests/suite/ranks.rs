@@ -1,10 +1,9 @@
 //! A checkpoint that several ranks write and one of them commits.
 
 use crate::common::{names_in, noise, small_config};
-use ringstow::internals::device::Source;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, StateDict, Store, TensorInfo,
-    Value,
+    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, Source, StateDict, Store,
+    TensorInfo, Value,
 };
 use serde_json::value::RawValue;
 use std::fs;

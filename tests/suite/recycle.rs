@@ -4,10 +4,9 @@
 use crate::common::{
     State, assert_no_litter, assert_says, names_in, rig, runtime, small_config, step_at,
 };
-use ringstow::internals::store::Status;
 use ringstow::{
     Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, RetainOptions, Runtime,
-    SaveReport, Store, prune, remove, retain,
+    SaveReport, Status, Store, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;

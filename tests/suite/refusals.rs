@@ -4,8 +4,7 @@
 use crate::common::held::HeldUp;
 use crate::common::*;
 use nix::libc;
-use ringstow::internals::device::Source;
-use ringstow::{Dtype, Error, StateDict, TensorInfo};
+use ringstow::{Dtype, Error, Source, StateDict, TensorInfo};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

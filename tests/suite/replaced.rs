@@ -4,9 +4,8 @@
 use crate::common::{
     State, assert_says, load_all, names_in, runtime, saved, scratch, small_config, step_at,
 };
-use ringstow::internals::device::Target;
 use ringstow::internals::store;
-use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime};
+use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,7 @@
 //! Which checkpoints retention removes, whatever their names are, and while other processes remove some, too.
 
 use crate::common::{State, names_in, runtime, small_config};
-use ringstow::internals::store::Retained;
-use ringstow::{Disposal, RetainOptions, Store, retain};
+use ringstow::{Disposal, RetainOptions, Retained, Store, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;

@@ -4,11 +4,10 @@
 
 use crate::common::*;
 use proptest::prelude::*;
-use ringstow::internals::device::{StridedTarget, Target};
 use ringstow::internals::format::names;
 use ringstow::{
     Checkpoint, Chunk, Config, Dtype, Error, LoadOptions, LoadReport, RankShare, Receipt, Region,
-    Runtime, Session, Slice, StateDict, Store, TensorInfo,
+    Runtime, Session, Slice, StateDict, Store, StridedTarget, Target, TensorInfo,
 };
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,10 +4,10 @@ use crate::common::{
     EXTRA, State, assert_no_litter_in, assert_says, is_extra, load_all, load_opened, names_in,
     runtime, small_config,
 };
-use ringstow::internals::store::{self, Slimmed};
+use ringstow::internals::store;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, OpenOptions, Result, Runtime, StateDict, Store,
-    TensorInfo, Value,
+    Checkpoint, Config, Dtype, Error, LoadOptions, OpenOptions, Result, Runtime, Slimmed,
+    StateDict, Store, TensorInfo, Value,
 };
 use std::path::Path;
 

@@ -8,8 +8,7 @@ mod refused;
 mod retained;
 
 use crate::common::{runtime, scratch, small_config};
-use ringstow::internals::store::Retained;
-use ringstow::{Dtype, RetainOptions, Runtime, StateDict, Store, Wanted, latest};
+use ringstow::{Dtype, RetainOptions, Retained, Runtime, StateDict, Store, Wanted, latest};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

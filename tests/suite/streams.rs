@@ -7,10 +7,8 @@ mod refused;
 
 use crate::common::{ENGINES, State, engine, fault_seeds, names_in, noise, scratch, small_config};
 use fake_engines::{Faults, Faulty};
-use ringstow::internals::engine::Engine;
-use ringstow::internals::store;
-use ringstow::internals::stream::{FileReader, FileWriter, WriteOptions};
-use ringstow::{Config, Error, Runtime, WriteReport};
+use ringstow::internals::{engine::Engine, store};
+use ringstow::{Config, Error, FileReader, FileWriter, Runtime, WriteOptions, WriteReport};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -9,12 +9,10 @@ use crate::common::{
     SIZES, State, assert_no_litter_in, assert_says, load_all, names_in, noise, scratch,
     small_config,
 };
-use ringstow::RetainOptions;
-use ringstow::internals::device::{Source, StridedTarget, Target};
 use ringstow::internals::format::names;
 use ringstow::{
-    Config, Disposal, Dtype, Error, LoadOptions, OpenOptions, RankShare, Runtime, SaveReport,
-    Session, Slice, StateDict, TensorInfo, Value,
+    Config, Disposal, Dtype, Error, LoadOptions, OpenOptions, RankShare, RetainOptions, Runtime,
+    SaveReport, Session, Slice, Source, StateDict, StridedTarget, Target, TensorInfo, Value,
 };
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,8 @@
 
 use crate::common::{engine, noise, small_config};
 use fake_engines::{Twist, Twisted};
-use ringstow::internals::device::Source;
 use ringstow::internals::engine::{Engine, Op};
-use ringstow::{Checkpoint, Dtype, Job, LoadOptions, Runtime, StateDict, TensorInfo};
+use ringstow::{Checkpoint, Dtype, Job, LoadOptions, Runtime, Source, StateDict, TensorInfo};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

@@ -2,6 +2,7 @@
 
 pub(crate) mod found;
 pub(crate) mod gone;
+#[cfg(feature = "cli")]
 pub(crate) mod in_flight;
 pub(crate) mod join;
 pub(crate) mod latest;

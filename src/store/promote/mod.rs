@@ -29,8 +29,10 @@ use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::sys::dir;
+#[cfg(feature = "cli")]
+pub use abandoned::Unfinished;
+pub use abandoned::unfinished;
 pub(in crate::store) use abandoned::{Ending, end_abandoned, journals, remove_empty};
-pub use abandoned::{Unfinished, unfinished};
 use copy::{Commit, Copy, Place};
 use directory::Directory;
 use journal::Journal;

@@ -3,8 +3,7 @@
 use crate::common::{names_in, step_at};
 use crate::each_rank::{at, part, root, save_part, take_down};
 use ringstow::internals::format::names;
-use ringstow::internals::store::Swept;
-use ringstow::{Config, Disposal, Error, Store, latest, prune, retain};
+use ringstow::{Config, Disposal, Error, Store, Swept, latest, prune, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 

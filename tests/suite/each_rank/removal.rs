@@ -2,9 +2,10 @@
 
 use crate::common::{State, assert_says, names_in, runtime, scratch, step_at};
 use crate::each_rank::{assert_incomplete, at, flip_last_byte, part, root, save_part, take_down};
-use ringstow::internals::format::names;
-use ringstow::internals::store::{Pruning, Status, prune_with};
-use ringstow::{Config, Disposal, Error, RetainOptions, Store, latest, prune, retain};
+use ringstow::internals::{format::names, store::prune_with};
+use ringstow::{
+    Config, Disposal, Error, Pruning, RetainOptions, Status, Store, latest, prune, retain,
+};
 use std::fs;
 
 #[test]

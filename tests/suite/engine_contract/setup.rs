@@ -1,13 +1,17 @@
 //! The engines under test, and what the cases share.
 
 use fake_engines::AtOnce;
-use ringstow::internals::config::Switch;
-use ringstow::internals::engine::portable::Portable;
-use ringstow::internals::engine::queue::{Attached, Queue};
-use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Transfer};
-use ringstow::internals::limits::ALIGN;
-use ringstow::internals::pool::{Buffer, Pool};
-use ringstow::internals::sys::file;
+use ringstow::Switch;
+use ringstow::internals::{
+    engine::{
+        Action, Completion, Engine, FileId, Op, Transfer,
+        portable::Portable,
+        queue::{Attached, Queue},
+    },
+    limits::ALIGN,
+    pool::{Buffer, Pool},
+    sys::file,
+};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -2,11 +2,12 @@
 #![cfg(all(target_os = "linux", feature = "tokio-uring"))]
 
 use crate::engine_contract::setup::*;
-use ringstow::internals::config::Switch;
-use ringstow::internals::engine::tokio_uring::TokioUring;
-use ringstow::internals::engine::{Action, Engine, Op, Transfer};
-use ringstow::internals::limits::ALIGN;
-use ringstow::internals::pool::Pool;
+use ringstow::Switch;
+use ringstow::internals::{
+    engine::{Action, Engine, Op, Transfer, tokio_uring::TokioUring},
+    limits::ALIGN,
+    pool::Pool,
+};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;

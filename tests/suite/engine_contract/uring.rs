@@ -3,10 +3,11 @@
 
 use crate::engine_contract::setup::*;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use ringstow::internals::config::Switch;
-use ringstow::internals::engine::uring::Uring;
-use ringstow::internals::engine::{Action, Completion, Engine, Op};
-use ringstow::internals::pool::Pool;
+use ringstow::Switch;
+use ringstow::internals::{
+    engine::{Action, Completion, Engine, Op, uring::Uring},
+    pool::Pool,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;

@@ -2,8 +2,7 @@
 
 use crate::common::{SIZES, State, assert_says, flip, runtime, scratch, shard_of, small_config};
 use crate::steps::{latest_verified, named, root};
-use ringstow::internals::store::Status;
-use ringstow::{Before, Error, StateDict, Wanted, latest, steps};
+use ringstow::{Before, Error, StateDict, Status, Wanted, latest, steps};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;

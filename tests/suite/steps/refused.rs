@@ -3,9 +3,8 @@
 use crate::common::{assert_says, errno};
 use crate::steps::{keep, latest_verified, newest, retain_as_planned, root};
 use nix::libc::{EACCES, EIO, EMFILE};
-use ringstow::internals::store::Status;
 use ringstow::internals::sys::seam::{Call, Outcome, fail_call, on_thread};
-use ringstow::{latest, steps};
+use ringstow::{Status, latest, steps};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -3,8 +3,7 @@
 use crate::common::{errno, names_in, scratch};
 use crate::streams::{CHECKED, read, sound, write};
 use nix::libc::{EEXIST, EISDIR, ENOENT};
-use ringstow::internals::stream::{FileWriter, WriteOptions};
-use ringstow::{Config, Error};
+use ringstow::{Config, Error, FileWriter, WriteOptions};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

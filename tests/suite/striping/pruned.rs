@@ -3,8 +3,11 @@
 
 use super::*;
 use nix::libc::EIO;
-use ringstow::internals::store::{Pruning, Swept, prune_with};
-use ringstow::internals::sys::seam::{Outcome, on_thread};
+use ringstow::internals::{
+    store::prune_with,
+    sys::seam::{Outcome, on_thread},
+};
+use ringstow::{Pruning, Swept};
 use std::collections::BTreeSet;
 
 /// A checkpoint, and all that killed saves and removals can leave beside it.

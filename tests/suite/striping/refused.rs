@@ -3,11 +3,12 @@
 
 use super::*;
 use nix::libc::{EACCES, EIO, ESTALE};
-use ringstow::internals::format::names;
-use ringstow::internals::store::{
-    Wanted, latest, prune, prune_plan, remove_checkpoint, retain, retain_plan,
+use ringstow::Wanted;
+use ringstow::internals::{
+    format::names,
+    store::{latest, prune, prune_plan, remove_checkpoint, retain, retain_plan},
+    sys::seam::{Call, Outcome, fail_call, on_thread},
 };
-use ringstow::internals::sys::seam::{Call, Outcome, fail_call, on_thread};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn left(removed: &ringstow::Removed) -> Vec<&Path> {
