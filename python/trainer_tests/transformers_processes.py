@@ -60,6 +60,10 @@ def run(root, results, moment, number, options):
         kill_at(moment, number)
     os.makedirs(root, exist_ok=True)
     made = adapters() if options.pop("has_adapters", False) else model()
+    if options.pop("is_quantized", False):
+        import qlora_runs  # takes a second
+
+        made = adapters(qlora_runs.base())
     torch.save(state(fit(root, model=made, **options)), f"{results}.0")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringstow import _native
 from ringstow._foreign import Foreign
-from ringstow._reading import _composite_tensors
+from ringstow._reading import _composite_tensors, _quantized_states
 from ringstow._reading._mapped_tensors import KnownTensors, Mapped, Opened
 from ringstow._reading._object_states import Objects
 from ringstow._reading._salvage import holds_damage, marked
@@ -43,6 +43,7 @@ from ringstow._state.tensors._memory import (
     Target,
     in_elements,
 )
+from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree import _custom_types
 from ringstow._state.tree._build import Builder, Contents, Survey
 from ringstow._state.tree._damaged_tensors import DamagedTensor
@@ -114,6 +115,7 @@ class Merge:
         self.turned: list[Path] = []
         """Tensors whose two dimensions are swapped."""
         self._usual = _torch.usual()
+        self._may_be_packed = imported("bitsandbytes") is not None
         self._address_of = _cuda.finder()
         self.matches: _native.Matches | None = None
         """Plain tensors that fit; they are not in ``fills``."""
@@ -419,6 +421,8 @@ class Merge:
     def items(self, here: dict[Any, Any], saved: dict[Any, Any], path: Path) -> dict[Any, Make]:
         """Plan the changes of a container's items; return the builders of the replaced items."""
         makes: dict[Any, Make] = {}
+        if self._may_be_packed:
+            here, saved = _quantized_states.without_packed(self, here, saved, path)
         steps: Iterable[Any] = saved
         if self.matches is not None and type(here) in DICTS:
             steps, displaced = self.matches.take(here, saved, path)

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ringstow._reading import _quantized_states
 from ringstow._reading._targets import holds
 from ringstow._state.objects import _new_optimizers
-from ringstow._state.objects._modules import ModuleState
+from ringstow._state.objects._modules import ModuleState, has_any_size
 from ringstow._state.objects._optimizers import OptimizerState, is_optimizer_state
 from ringstow._state.objects._per_rank import PerRank
+from ringstow._state.objects._quantized_layers import is_packed
 from ringstow._state.objects._state_dicts import OtherState, Part, are_alike, of_rank
 from ringstow._state.tensors import _shards
 from ringstow._state.tree._build import Survey
@@ -24,6 +26,11 @@ class Merge(_new_optimizers.Merge, Protocol):
     """Plans the changes of a state; see `ringstow._reading._load_plan.Merge`."""
 
     survey: Survey
+
+    def differ(
+        self, path: Path, here: str, there: str, *, kind: str = "kind", remedy: str = ""
+    ) -> None:
+        """Note a mismatch."""
 
 
 class Objects:
@@ -54,8 +61,8 @@ class Objects:
             self._other(plan, part, node, path)
 
     def _module(self, plan: Merge, part: ModuleState, node: Any, path: Path) -> None:
-        """Plan a module's state; its ``_extra_state`` may have any size."""
-        extra = [name for name in part.state if name.rpartition(".")[2] == "_extra_state"]
+        """Plan a module's state; its ``_extra_state`` may have any size, for example."""
+        extra = [name for name in part.state if has_any_size(name)]
         if not extra or not isinstance(node, dict):
             plan.merge(part.state, node, path)
             return
@@ -64,6 +71,8 @@ class Objects:
         part.state.update(kept)
         for name, value in kept.items():
             if name in node:
+                if is_packed(name):
+                    _quantized_states.compare(plan, value, node[name], (*path, name), is_seen=True)
                 plan.replace(part.state, name, node[name], path)
             else:
                 plan.missing.append(((*path, name), value))

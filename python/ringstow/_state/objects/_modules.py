@@ -11,7 +11,7 @@ import collections
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ringstow._state.objects import _fsdp
+from ringstow._state.objects import _fsdp, _quantized_layers
 from ringstow._state.objects._detection import is_a
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ INSERTED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 """Steps of a name that only a wrapper inserts."""
 _DDP = "module"
 _METADATA = "_metadata"
+
+
+def has_any_size(name: str) -> bool:
+    """Return whether an entry of a module's state may have another size in a checkpoint."""
+    return name.rpartition(".")[2] == "_extra_state" or _quantized_layers.is_packed(name)
 
 
 class Names:
@@ -94,10 +99,11 @@ class ModuleState:
         if any(name != raw for name, raw in self._raw.items()):
             state = collections.OrderedDict((raw, state[name]) for name, raw in self._raw.items())
             state._metadata = self._versions()  # type: ignore[attr-defined]
-        if self.is_fsdp:
-            _fsdp.load_model(self._module, state)
-        else:
-            self._module.load_state_dict(state)
+        with _quantized_layers.loading(self._module):
+            if self.is_fsdp:
+                _fsdp.load_model(self._module, state)
+            else:
+                self._module.load_state_dict(state)
 
     def _versions(self) -> Any:
         """Return the ``_metadata`` that was loaded, by the module's own names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringstow._core._errors import UnsupportedError
 from ringstow._state.tensors._optional_packages import require
 
 PARAMS_4BIT = "bitsandbytes.nn.modules:Params4bit"
@@ -13,11 +14,20 @@ Taken = tuple[dict[str, Any], dict[str, Any]]
 """The inner tensors by name, and the context."""
 
 
-def take_4bit(tensor: Any) -> Taken | None:
-    """Return the parts of a parameter; None if it is not quantized yet."""
+def take_4bit(tensor: Any, key: str) -> Taken | None:
+    """Return the parts of a parameter; None if it is not quantized yet.
+
+    Raises:
+        UnsupportedError: the elements are in an order that only this CPU's kernels read.
+    """
     state = getattr(tensor, "quant_state", None)
     if state is None:
         return None
+    if is_packed_for_cpu(tensor):
+        raise UnsupportedError(
+            f"{key} is a Params4bit that a forward pass has packed for this CPU: save the module, "
+            "or its state_dict(), which unpacks it"
+        )
     found = state.as_dict()
     tensors = {"data": _plain(tensor), "absmax": found["absmax"], "quant_map": found["quant_map"]}
     context: dict[str, Any] = {
@@ -45,10 +55,58 @@ def make_4bit(tensors: dict[str, Any], context: dict[str, Any]) -> Any:
     return modules.Params4bit.from_prequantized(data, stats, device=data.device)
 
 
-def take_8bit(tensor: Any) -> Taken | None:
-    """Return the parts of a parameter; None if it is not quantized yet."""
+def is_packed_for_cpu(tensor: Any) -> bool:
+    """Return whether a forward pass has packed a parameter for this CPU's kernels."""
+    return bool(getattr(tensor.quant_state, "packing_format_for_cpu", False))
+
+
+def fill_4bit(tensor: Any, stats: dict[str, Any]) -> str:
+    """Fill what a quantized parameter has beside its codes, in place.
+
+    Args:
+        tensor: the parameter.
+        stats: the entries of its layer's ``state_dict`` beside the codes, by bitsandbytes' names.
+
+    Returns:
+        Why they do not fit the parameter, which is unchanged then; empty if they do.
+    """
+    functional = require("bitsandbytes.functional", "a 4-bit parameter")
+    here = tensor.quant_state
+    there = functional.QuantState.from_dict(dict(stats), device=tensor.device)
+    pairs = [("absmax", here, there), ("code", here, there)]
+    if here.nested and there.nested:
+        pairs += [("absmax", here.state2, there.state2), ("code", here.state2, there.state2)]
+        pairs.append(("offset", here, there))
+    shown = [
+        ", ".join(
+            f"{name} {getattr(state, name)}"
+            for name in ("shape", "dtype", "quant_type", "blocksize", "nested")
+        )
+        for state in (here, there)
+    ]
+    if shown[0] != shown[1]:
+        return f"{shown[0]} here, and {shown[1]} in the state"
+    for name, one, other in pairs:
+        if getattr(one, name).shape != getattr(other, name).shape:
+            return f"{name} of other shapes here and in the state"
+    for name, one, other in pairs:
+        getattr(one, name).copy_(getattr(other, name))
+    return ""
+
+
+def take_8bit(tensor: Any, key: str) -> Taken | None:
+    """Return the parts of a parameter; None if it is not quantized yet.
+
+    Raises:
+        UnsupportedError: its scales are elsewhere.
+    """
     if getattr(tensor, "SCB", None) is None:
-        return None
+        if str(tensor.dtype) != "torch.int8":
+            return None
+        raise UnsupportedError(
+            f"{key} is an Int8Params whose layer has taken its scales, as a forward pass does: "
+            "save the module, or its state_dict(), which has them"
+        )
     flag = bool(tensor.has_fp16_weights)
     return {"data": _plain(tensor), "SCB": tensor.SCB}, {"has_fp16_weights": flag}
 

@@ -99,14 +99,14 @@ def take(tensor: torch.Tensor, key: str) -> TensorParts | None:
     if kind.__torch_dispatch__ is not module.Tensor.__torch_dispatch__:
         return _take_wrapper(tensor, kind, key)
     if not _torch.is_of_torch(tensor) and name_of(kind) in LAYOUTS:
-        return LAYOUTS[name_of(kind)].take(tensor, name_of(kind))
+        return LAYOUTS[name_of(kind)].take(tensor, name_of(kind), key)
     with module._C.DisableTorchFunctionSubclass():  # a save runs no code of a type of the program
         if tensor.device.type == "meta" or tensor.is_nested or tensor.is_quantized:
             return None
         found: TensorParts | None = None
         if tensor.layout is not module.strided:
             layout = _torch.dtype_name(tensor.layout)  # "sparse_coo"
-            found = LAYOUTS[layout].take(tensor, layout) if layout in LAYOUTS else None
+            found = LAYOUTS[layout].take(tensor, layout, key) if layout in LAYOUTS else None
         elif _torch.dtype_name(tensor.dtype) not in _torch.CODES:
             found = take_bits(tensor)
         return found
@@ -243,7 +243,7 @@ def is_composite(value: object) -> bool:
 def _take_wrapper(tensor: Any, kind: type, key: str) -> TensorParts | None:
     name = kind.__name__
     if name == "NestedTensor" and kind.__module__.startswith("torch.nested."):
-        return LAYOUTS["jagged"].take(tensor, "jagged")
+        return LAYOUTS["jagged"].take(tensor, "jagged", key)
     if name in _WITHOUT_ELEMENTS or not _is_wrapper(kind):
         return None
     if not is_allowed(name_of(kind)):

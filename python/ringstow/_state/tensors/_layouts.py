@@ -57,7 +57,8 @@ def _fill_parts(target: TensorParts, source: TensorParts, _: Any, __: Any) -> No
 class Layout(NamedTuple):
     """One kind of tensors that are made of others."""
 
-    take: Callable[[Any, str], TensorParts | None]
+    take: Callable[[Any, str, str], TensorParts | None]
+    """Takes a tensor, the name of its layout, and its key for messages."""
     make: Callable[[str, dict[str, Any], dict[str, Any]], Any]
     tensors: frozenset[str]
     """The names of the inner tensors that it always has."""
@@ -84,7 +85,7 @@ def _of_values(here: TensorParts, there: TensorParts) -> Differs:
     return f"a {here.type} tensor with values {values[0]}", f"one with values {values[1]}"
 
 
-def _take_coo(tensor: Any, name: str) -> TensorParts:
+def _take_coo(tensor: Any, name: str, _: str) -> TensorParts:
     plain = tensor.detach()
     tensors = {"indices": plain._indices(), "values": plain._values()}
     context = {"shape": list(plain.shape), "coalesced": plain.is_coalesced()}
@@ -118,7 +119,7 @@ def _fill_coo(here: TensorParts, there: TensorParts, target: Any, source: Any) -
 _BY_ROWS = ("sparse_csr", "sparse_bsr")
 
 
-def _take_compressed(tensor: Any, name: str) -> TensorParts:
+def _take_compressed(tensor: Any, name: str, _: str) -> TensorParts:
     plain = tensor.detach()
     first, second = (
         (plain.crow_indices(), plain.col_indices())
@@ -162,7 +163,7 @@ def _fill_compressed(_: TensorParts, __: TensorParts, target: Any, source: Any) 
     target.copy_(source)
 
 
-def _take_jagged(tensor: Any, name: str) -> TensorParts:
+def _take_jagged(tensor: Any, name: str, _: str) -> TensorParts:
     plain = tensor.detach()
     names, context = plain.__tensor_flatten__()
     tensors = {"values": plain.values(), "offsets": plain.offsets()}
@@ -274,7 +275,7 @@ LAYOUTS = {
         fill=_fill_jagged,
     ),
     "bits": Layout(
-        lambda tensor, _: take_bits(tensor),
+        lambda tensor, *_: take_bits(tensor),
         _make_bits,
         frozenset({"bits"}),
         frozenset(),
@@ -282,7 +283,7 @@ LAYOUTS = {
         is_view=True,
     ),
     _bitsandbytes.PARAMS_4BIT: Layout(
-        lambda tensor, name: _of_taken(name, _bitsandbytes.take_4bit(tensor), tensor),
+        lambda tensor, name, key: _of_taken(name, _bitsandbytes.take_4bit(tensor, key), tensor),
         lambda _, tensors, context: _bitsandbytes.make_4bit(tensors, context),
         frozenset({"data", "absmax", "quant_map"}),
         frozenset({"nested_absmax", "nested_quant_map", "nested_offset"}),
@@ -290,7 +291,7 @@ LAYOUTS = {
         frozenset({"nested_blocksize", "nested_dtype"}),
     ),
     _bitsandbytes.PARAMS_8BIT: Layout(
-        lambda tensor, name: _of_taken(name, _bitsandbytes.take_8bit(tensor), tensor),
+        lambda tensor, name, key: _of_taken(name, _bitsandbytes.take_8bit(tensor, key), tensor),
         lambda _, tensors, context: _bitsandbytes.make_8bit(tensors, context),
         frozenset({"data", "SCB"}),
         frozenset(),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringstow._reading._load import load
 from ringstow._saving._save import save_async
+from ringstow._state.objects import _quantized_layers
 from ringstow.integrations._accelerate._states import ACCELERATOR, key
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def load_into(
     states = [part(key("model", n)) for n in range(len(models))]
     optimizers = [part(key("optimizer", n)) for n in range(len(accelerator._optimizers))]
     for model, state in zip(models, states, strict=True):
-        _bare(accelerator, model).load_state_dict(state, strict=strict)
+        bare = _bare(accelerator, model)
+        with _quantized_layers.loading(bare):
+            bare.load_state_dict(state, strict=strict)
     for optimizer, state in zip(accelerator._optimizers, optimizers, strict=True):
         optimizer.load_state_dict(state)
     return meta

@@ -1,0 +1,193 @@
+"""A training of adapters on 4-bit weights resumes from its whole state, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import signal
+
+import children
+import pytest
+import qlora_runs as runs
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import transformers
+import transformers_processes as processes
+from support import assert_same
+from transformers_runs import adapters, fit, state
+
+import ringstow
+import ringstow.dcp
+import ringstow.distributed
+from ringstow.integrations import bitsandbytes
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+ALL = range(runs.BEFORE, runs.BEFORE + runs.AFTER)
+
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def straight():
+    """Return the end of a training that nothing has stopped."""
+    torch.manual_seed(2)
+    made, optimizer = runs.lora()
+    runs.train(made, optimizer, range(ALL.stop))
+    return made.state_dict(), optimizer.state_dict()
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """Return a training at the step of its save, and the random state there."""
+    torch.manual_seed(2)
+    made, optimizer = runs.lora()
+    runs.train(made, optimizer, range(runs.BEFORE))
+    return made, optimizer, torch.get_rng_state()
+
+
+def goes_on(made, optimizer, straight):
+    """Train on, and compare with the training that nothing has stopped."""
+    runs.train(made, optimizer, ALL)
+    assert_same(made.state_dict(), straight[0])
+    assert_same(optimizer.state_dict(), straight[1])
+
+
+def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, straight):
+    assert children.exit_code(runs.crash, tmp_path / "run") == -signal.SIGKILL
+    made, optimizer = runs.lora(seed=1)  # other base weights: those of the checkpoint replace them
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        assert manager.restore(into=runs.state_of(made, optimizer)).step == runs.BEFORE
+    goes_on(made, optimizer, straight)
+
+
+def by_load_into(saved, into, path):
+    ringstow.save_async(saved, path, staging="guard").result()
+    ringstow.load_into(into, path)
+
+
+def by_state_dicts(saved, into, path):
+    """Fill the tensors of ``state_dict()`` in place, which the model holds."""
+    saved = {key: one.state_dict() for key, one in saved.items()}
+    ringstow.save(saved, path)
+    filled = {"model": into["model"].state_dict(), "optimizer": into["optimizer"].state_dict()}
+    ringstow.load_into(filled, path)
+    into["optimizer"].load_state_dict(filled["optimizer"])
+
+
+def by_load_state_dict(saved, into, path):
+    ringstow.save(saved, path)
+    loaded = ringstow.load(path)
+    bitsandbytes.use(into["model"]).load_state_dict(loaded["model"])
+    into["optimizer"].load_state_dict(loaded["optimizer"])
+
+
+def by_ranks(saved, into, path):
+    ringstow.distributed.save(saved, path)
+    ringstow.distributed.load_into(into, path)
+
+
+def by_dcp(saved, into, path):
+    bitsandbytes.use(into["model"])
+    dcp.save(saved, checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter())
+    runs.train(into["model"], into["optimizer"], range(1))  # DCP fills existing tensors
+    dcp.load(into, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader())
+
+
+@pytest.mark.parametrize(
+    ("face", "seed"),
+    [
+        (by_load_into, 1),
+        (by_load_state_dict, 1),
+        (by_ranks, 1),
+        (by_state_dicts, 0),
+        (by_dcp, 0),
+    ],
+)
+def test_each_face_loads_the_base_too(face, seed, learned, straight, group, tmp_path):
+    made, optimizer = runs.lora(seed)
+    runs.train(made, optimizer, range(1))
+    saved = {"model": learned[0], "optimizer": learned[1]}
+    face(saved, {"model": made, "optimizer": optimizer}, tmp_path / "c")
+    torch.set_rng_state(learned[2])
+    goes_on(made, optimizer, straight)
+
+
+def test_a_state_dict_of_another_base_is_refused_and_nothing_changes(learned, tmp_path):
+    ringstow.save({"model": learned[0]}, tmp_path / "c")
+    made, _ = runs.lora(seed=1)
+    before = copy.deepcopy(made.state_dict())
+    with pytest.raises(ringstow.KeyMismatchError, match=r"nested_offset.*\"model\": model"):
+        ringstow.load_into({"model": made.state_dict()}, tmp_path / "c")
+    assert_same(made.state_dict(), before)
+
+
+def test_another_quantization_is_named(tmp_path):
+    made = [runs.four_bits(*shape) for shape in ((64, 32), (32, 64), (64, 32))]
+    layers, unquantized = [one.to("cpu") for one in made[:2]], made[2]
+    ringstow.save({"model": layers[0]}, tmp_path / "c")
+    before = copy.deepcopy(layers[1].state_dict())
+    with pytest.raises(ringstow.KeyMismatchError, match=r"\[64, 32\].* here and .*\[32, 64\]"):
+        ringstow.load_into({"model": layers[1]}, tmp_path / "c")
+    assert_same(layers[1].state_dict(), before)
+    with pytest.raises(RuntimeError, match=r"0\.weight is quantized otherwise.*\[64, 32\].* here"):
+        bitsandbytes.use(layers[1]).load_state_dict(layers[0].state_dict())
+    with pytest.raises(RuntimeError, match=r"0\.weight is quantized in the state and not here"):
+        bitsandbytes.use(unquantized).load_state_dict(layers[0].state_dict())
+    codes = {name: one for name, one in layers[0].state_dict().items() if "absmax" not in name}
+    codes = {name: one for name, one in codes.items() if "quant" not in name}
+    with pytest.raises(RuntimeError, match=r"Missing key.*0\.weight\.absmax"):
+        bitsandbytes.use(layers[0]).load_state_dict(codes)
+
+
+def test_only_a_model_with_such_layers_can_be_used():
+    with pytest.raises(ringstow.InvalidStateError, match="no Linear4bit"):
+        bitsandbytes.use(torch.nn.Linear(2, 2))
+
+
+def test_eight_bit_layers_load_after_a_step(tmp_path):
+    saved, other = runs.eight_bits(0), runs.eight_bits(1)
+    rows = torch.randn(4, 64)
+    wanted = saved(rows)  # the layers now keep their scales
+    assert not other(rows).equal(wanted)
+    with pytest.raises(ringstow.UnsupportedError, match=r"0\.weight.*layer has taken its scales"):
+        ringstow.save({"model": dict(saved.named_parameters())}, tmp_path / "c")
+    ringstow.save({"model": saved}, tmp_path / "c")
+    ringstow.load_into({"model": other}, tmp_path / "c")
+    assert other(rows).equal(wanted)
+
+
+def test_weights_that_a_forward_pass_has_packed_are_refused_or_unpacked(tmp_path):
+    made = runs.four_bits(64, 32).to("cpu")
+    wanted = copy.deepcopy(made.state_dict())
+    with torch.no_grad():
+        made.eval()(torch.randn(4, 64))
+    if not getattr(made[0].weight.quant_state, "packing_format_for_cpu", False):
+        pytest.skip("only CPUs with AVX512-BF16 pack them")
+    with pytest.raises(ringstow.UnsupportedError, match=r"0\.weight.*packed for this CPU"):
+        ringstow.save(dict(made.named_parameters()), tmp_path / "c")
+    bitsandbytes.use(made).load_state_dict(wanted)
+    assert_same(made.state_dict(), wanted)
+
+
+def test_transformers_opens_an_export_of_the_quantized_base(tmp_path):
+    made = runs.base()
+    ringstow.dcp.export_hf(made.state_dict(), tmp_path / "out")
+    made.config.save_pretrained(tmp_path / "out")
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert_same(opened.state_dict(), made.state_dict())
+
+
+def test_a_killed_trainer_of_such_a_model_resumes(tmp_path):
+    (tmp_path / "stock").mkdir()
+    made = adapters(runs.base())
+    expected = state(fit(tmp_path / "stock", model=made, kind=transformers.Trainer))
+    root, results = tmp_path / "run", str(tmp_path / "results")
+    options = {"is_quantized": True}
+    assert children.exit_code(processes.run, root, results, "copying", 3, options) < 0
+    assert children.exit_code(processes.run, root, results, "", 0, options) == 0
+    assert_same(torch.load(f"{results}.0"), expected)
