@@ -139,7 +139,7 @@ def by_dcp(kind, saved, path):
 def as_rank(rank, count, kind, act, path, learned):
     """Train on ranks and save; or load, train on, and compare; or load and save again.
 
-    Or load, save by DCP, and load that into what another training has.
+    Or load, save by DCP, and load that into what another training has; or load and export.
     """
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
@@ -153,6 +153,8 @@ def as_rank(rank, count, kind, act, path, learned):
         ringstow.distributed.load_into(state, path)
     if act == "dcp":
         by_dcp(kind, (model, optimizer), learned)
+    elif act == "export":
+        ringstow.dcp.export_hf(model.state_dict(), learned, dequantize=True)
     elif act == "again":
         ringstow.distributed.save(state, learned)
     else:

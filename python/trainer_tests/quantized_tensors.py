@@ -96,6 +96,21 @@ def kind_of(make):
     return f"{kind.__module__.partition('.')[0]} {kind.__qualname__}"
 
 
+def dense(tensor):
+    """Return what a tensor stands for, by its library's own function."""
+    if hasattr(tensor, "quant_state"):
+        return bitsandbytes.functional.dequantize_4bit(tensor.data, tensor.quant_state)
+    if hasattr(tensor, "SCB"):
+        return bitsandbytes.functional.int8_vectorwise_dequant(tensor.data, tensor.SCB)
+    for name in ("get_original_weight", "to_original_precision"):
+        if hasattr(tensor, name):
+            return getattr(tensor, name)()
+    for name in ("_data", "_tensor"):  # of full precision, quantized in each step
+        if hasattr(tensor, name) and getattr(tensor, name).dtype == tensor.dtype:
+            return getattr(tensor, name)
+    return tensor.dequantize()
+
+
 def parts_of(tensor):
     """Return all plain tensors that a tensor is made of, by name."""
     if hasattr(tensor, "quant_state"):

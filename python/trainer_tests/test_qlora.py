@@ -13,12 +13,15 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
 import transformers_processes as processes
+from quantized_tensors import dense
+from safetensors.torch import load_file
 from support import assert_same
-from transformers_runs import adapters, fit, state
+from transformers_runs import adapters, fit, model, state
 
 import ringstow
 import ringstow.dcp
 import ringstow.distributed
+from ringstow.convert import convert
 from ringstow.integrations import bitsandbytes
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -180,6 +183,22 @@ def test_transformers_opens_an_export_of_the_quantized_base(tmp_path):
     made.config.save_pretrained(tmp_path / "out")
     opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert_same(opened.state_dict(), made.state_dict())
+
+
+def test_the_quantized_base_is_exported_dense(tmp_path):
+    made = runs.base()
+    ringstow.save({"model": made}, tmp_path / "c")
+    ringstow.dcp.export_hf(made.state_dict(), tmp_path / "0")
+    convert(tmp_path / "c", tmp_path / "1", target="hf", prefix="model.", dequantize=True)
+    convert(tmp_path / "0", tmp_path / "2", source="hf", target="hf", dequantize=True)
+    ringstow.dcp.export_hf(made.state_dict(), tmp_path / "3", dequantize=True)
+    for number in (1, 2, 3):
+        found = load_file(tmp_path / f"{number}" / "model.safetensors")
+        assert {*found} == {*made.state_dict()} & {*model().state_dict()} - {"lm_head.weight"}
+        for name, tensor in found.items():
+            weight = made.get_parameter(name)
+            wanted = dense(weight) if hasattr(weight, "quant_state") else weight
+            assert tensor.equal(wanted), name
 
 
 def test_a_killed_trainer_of_such_a_model_resumes(tmp_path):

@@ -10,10 +10,12 @@ import pytest
 import quantized_runs as runs
 import torch
 import torch.distributed as dist
-from quantized_tensors import MAKERS, kind_of, parts_of
+from quantized_tensors import MAKERS, dense, kind_of, parts_of
+from safetensors.torch import load_file
 from tensor_list import FACES
 
 import ringstow
+from ringstow.convert import convert
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -37,7 +39,7 @@ def test_killed_training_goes_on_as_if_it_had_not_been(name, tmp_path):
 @pytest.mark.parametrize("kind", runs.MODELS)
 def test_fsdp2_shards_of_quantized_tensors_load_on_another_number_of_ranks(kind, tmp_path):
     path, learned = str(tmp_path / "c"), str(tmp_path / "learned")
-    acts = [("save", 2), ("load", 2), ("again", 4), ("again", 1)]
+    acts = [("save", 2), ("load", 2), ("again", 4), ("again", 1), ("export", 2)]
     if kind != "int8":  # its type does not say whether it is pinned, which torch's planner asks
         acts.append(("dcp", 2))
     for act, ranks in acts:
@@ -46,6 +48,12 @@ def test_fsdp2_shards_of_quantized_tensors_load_on_another_number_of_ranks(kind,
             ranks, runs.as_rank, kind, act, path, to, outputs=[tmp_path / f"{r}" for r in range(4)]
         )
         assert codes == [0] * ranks, [(tmp_path / f"{r}").read_text()[-900:] for r in range(ranks)]
+        if act == "export":  # the same bytes as an export by one process, without quantized tensors
+            one = f"{path}-by-one"
+            convert(path, one, target="hf", prefix="model.", dequantize=True)
+            files = [pathlib.Path(root, "model.safetensors") for root in (to, one)]
+            assert files[0].read_bytes() == files[1].read_bytes()
+            assert load_file(files[0])["0.weight"].dtype == torch.float32
         if act == "again":  # the same tensors, whole, however they were sharded
             assert not ringstow.diff(path, to).differing
             assert ringstow.diff(path, to).equal_tensors > 8
@@ -79,6 +87,39 @@ def outcomes(group, tmp_path_factory):
                 outcome = error
             found.setdefault(kind_of(make), {})[face] = outcome
     return found
+
+
+# Without a function that returns what they stand for.
+NOT_DEQUANTIZED = ("UintxTensor", "BlockSparseTensor")
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: kind_of(make).partition(" ")[2])
+def test_every_type_that_can_be_dequantized_is_exported_dense(make, tmp_path):
+    tensor = make(1)
+    state = {"w": tensor, "again": tensor, "x": torch.ones(2)}
+    ringstow.save(state, tmp_path / "c")
+    exports = [
+        lambda to, **asked: convert(tmp_path / "c", to, target="hf", dequantize=True, **asked),
+        lambda to, **asked: ringstow.dcp.export_hf(state, to, dequantize=True, **asked),
+    ]
+    for number, export in enumerate(exports):
+        if type(tensor).__name__ in NOT_DEQUANTIZED:
+            with pytest.raises(ringstow.UnsupportedError, match="w.*dequantize"):
+                export(tmp_path / f"{number}")
+            continue
+        assert export(tmp_path / f"{number}").tied == (("again", "w"),)
+        found = load_file(tmp_path / f"{number}" / "model.safetensors")["w"]
+        assert _same(found, dense(tensor))
+        export(tmp_path / f"{number}-cast", dtype="bfloat16")
+        found = load_file(tmp_path / f"{number}-cast" / "model.safetensors")["w"]
+        assert _same(found, dense(tensor).bfloat16())
+    if type(tensor).__name__ not in NOT_DEQUANTIZED:
+        for refuse in (
+            lambda: convert(tmp_path / "c", tmp_path / "no", target="hf"),
+            lambda: ringstow.dcp.export_hf(state, tmp_path / "no"),
+        ):
+            with pytest.raises(ringstow.UnsupportedError, match=r"w.*dequantize=True"):
+                refuse()
 
 
 def _same(one, other):

@@ -122,11 +122,16 @@ def total_bytes(state: object) -> int:
     return sum(value.nbytes for value in {id(v): v for _, v in stored(state)}.values())
 
 
-def replaced(node: Any, make: Make, path: Path = ()) -> Any:
-    """Return a copy of a state with ``make(value, path)`` in place of each tensor and array."""
+def replaced(
+    node: Any, make: Make, path: Path = (), is_one: Callable[[object], bool] = is_stored
+) -> Any:
+    """Return a copy of a state with ``make(value, path)`` in place of each tensor and array.
+
+    ``is_one`` returns whether a value is replaced, if it is not for these alone.
+    """
 
     def made(value: Any, at: Path) -> Any:
-        if is_stored(value):
+        if is_one(value):
             return make(value, at)
         if type(value) is Box:
             return _custom_types.with_fields(value, describe(at))
@@ -136,7 +141,7 @@ def replaced(node: Any, make: Make, path: Path = ()) -> Any:
             return value
 
     def is_leaf(value: object) -> bool:
-        return is_stored(value) or _custom_types.has_fields(value)
+        return is_one(value) or _custom_types.has_fields(value)
 
     return rebuild(node, path, made, is_leaf)
 

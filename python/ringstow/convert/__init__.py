@@ -51,7 +51,7 @@ from ringstow._state.tensors import _torch
 from ringstow._state.tree._rename import Given, Rename
 from ringstow._state.tree._select import listed
 from ringstow._state.tree._walk import describe
-from ringstow.convert import _targets
+from ringstow.convert import _dequantized, _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
 
@@ -119,6 +119,7 @@ def convert(
     allow_pickle: bool = False,
     config: Config | None = None,
     rename: Given | None = None,
+    dequantize: bool = False,
     prefix: str = "",
     dtype: Dtype | None = None,
     max_shard_size: int | str = "5GB",
@@ -144,10 +145,14 @@ def convert(
         rename: give the target other names than the source's, and join or split its tensors, such
             as one tensor an expert: see `ringstow.load_into`, whose state dict is the target here.
             A joined tensor is in memory as a whole.
+        dequantize: write quantized tensors as dense ones, of the dtype that they stand for: those
+            of types with a ``dequantize()``, such as torchao's, and the weights of bitsandbytes'
+            layers. Each is in memory as a whole. Their library must be installed.
         prefix: for ``hf``: write only tensors whose dotted name starts with this, such as
             ``"model."``, and strip it. None writes the model's weights of a trainer's directory; of
             any other source, all tensors except an optimizer's.
-        dtype: for ``hf``: cast floating tensors of 16 bits and more to this dtype.
+        dtype: for ``hf``: cast floating tensors of 16 bits and more, also dequantized ones, to this
+            dtype.
         max_shard_size: for ``hf``: maximum size of a file: bytes, or text such as ``"5GB"``,
             ``"512MiB"``.
 
@@ -189,6 +194,7 @@ def convert(
         prefix=prefix,
         dtype=dtype,
         max_shard_bytes=parse_size(max_shard_size),
+        dequantize=dequantize,
         rename=None if rename is None else Rename(rename),
         keeps_optimizers=target_kind == "hf",
     )
@@ -202,11 +208,12 @@ def convert(
         state = _nested_states.resolved(state)
         at, _ = max(stored(state), key=lambda one: one[1].nbytes, default=((), None))
         _nested_states.check_size(here, total_bytes(state), describe(at))
-    if target_kind != "ringstow":
-        _targets.refuse_composites(state, here, target_kind)
     if target_kind == "hf" and not prefix:
         prefix = _targets.prefix_of(state, here, source_kind)
         options = dataclasses.replace(options, prefix=prefix)
+    if dequantize:
+        state = _dequantized.dequantized(state, here, _targets.writes(target_kind, options))
+    _targets.refuse_composites(state, here, target_kind, options)
     with _replace.Outcome(there, target_kind) as outcome:
         with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
             written = _targets.WRITERS[target_kind](state, to, advance, options)
@@ -269,6 +276,7 @@ class _Options(TypedDict, total=False):
     allow_pickle: bool
     config: Config | None
     rename: Given | None
+    dequantize: bool
 
 
 class _HfOptions(_Options, total=False):

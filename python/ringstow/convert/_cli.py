@@ -26,6 +26,7 @@ examples:
   ringstow convert ckpt model.pt                          ringstow to torch.save file
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
+  ringstow convert ckpt hf --to hf --dequantize           quantized weights, dense
   ringstow convert s3://bucket/run/step-1000 model.pt     from an object store
 
 If it fails or is interrupted while it writes, it removes what it wrote, and a checkpoint that it
@@ -66,6 +67,7 @@ def main(argv: list[str]) -> int:
                     verify=not args.no_verify,
                     overwrite=args.overwrite,
                     allow_pickle=args.allow_pickle,
+                    dequantize=args.dequantize,
                     prefix=args.prefix,
                     dtype=args.dtype,
                     max_shard_size=args.max_shard_size,
@@ -196,6 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-shard-size", default="5GB", help="hf: size of the largest file (default: 5GB)"
+    )
+    parser.add_argument(
+        "--dequantize",
+        action="store_true",
+        help="write quantized tensors as dense ones, of the dtype that they stand for",
     )
     parser.add_argument(
         "--allow-pickle", action="store_true", help="unpickle any value, which can run any code"

@@ -30,6 +30,7 @@ class Options:
     prefix: str
     dtype: str | None
     max_shard_bytes: int
+    dequantize: bool = False
     rename: Rename | None = None
     keeps_optimizers: bool = False
     """Whether ``rename`` leaves an optimizer's state as it is: the target will not have it."""

@@ -20,7 +20,7 @@ from ringstow._foreign._nested_states import State, is_stored, is_tensor, loaded
 from ringstow._ranks import _concurrent_saves
 from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
-from ringstow._state.tensors import _torch
+from ringstow._state.tensors import _composites, _torch
 from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _encode
@@ -199,9 +199,8 @@ class _Model:
         outside: set[str] = set()
         for at, value in _leaves(state):
             name = flat_name(at)
-            top, _, below = name.partition(".")
-            is_optimizers = not prefix and below and _OPTIMIZER.fullmatch(top)
-            if name.startswith(prefix) and len(name) > len(prefix) and not is_optimizers:
+            top, _, _ = name.partition(".")
+            if _is_models(name, prefix):
                 self._add(name.removeprefix(prefix), value, describe(at))
             else:
                 outside.add(top)
@@ -240,6 +239,13 @@ class _Model:
         self.stored.add(name, memory)
 
 
+def _is_models(name: str, prefix: str) -> bool:
+    """Return whether a tensor belongs to the model that a prefix names; not an optimizer's."""
+    top, _, below = name.partition(".")
+    is_optimizers = not prefix and below and _OPTIMIZER.fullmatch(top)
+    return name.startswith(prefix) and len(name) > len(prefix) and not is_optimizers
+
+
 def _memory(value: Any, key: str) -> Any:
     if type(value) is LazyTensor:
         return _encode.lazy_memory(value, key)
@@ -272,18 +278,40 @@ def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
             yield at, value
 
 
-def refuse_composites(state: State, source: str, kind: str) -> None:
-    """Refuse tensors that are made of others, which only ringstow's checkpoints hold.
+def refuse_composites(state: State, source: str, kind: str, options: Options) -> None:
+    """Refuse to write tensors that are made of others, which only ringstow's checkpoints hold.
+
+    Also those that `dequantized` has left, if it was to leave none.
 
     Raises:
         UnsupportedError: names the first one, and says what to do.
     """
+    if kind == "ringstow" and not options.dequantize:
+        return
+    is_written = writes(kind, options)
     for at, value in _composites_in(state, ()):
+        is_layout = _composites.is_layout(value.type)
+        if not is_written(at) or (is_layout and kind == "ringstow"):
+            continue
+        name = f"{source}: {describe(at)} is a {value.type.replace(':', '.')}"
+        if options.dequantize and not is_layout:
+            raise UnsupportedError(
+                f"{name}, which has no dequantize() to call: load it, and save a plain tensor made "
+                "from it"
+            )
+        remedy = "dequantize=True (--dequantize) writes its values"
+        if is_layout:
+            other = ".view(torch.uint8)" if value.type == "bits" else ".to_dense()"
+            remedy = f"load it, and save {other} of it"
         raise UnsupportedError(
-            f"{source}: {describe(at)} is a {value.type.replace(':', '.')}, a tensor that is made "
-            f"of others, which a target of the kind {kind!r} can't hold: load it, and save "
-            ".dequantize() or .to_dense() of it"
+            f"{name}, a tensor that is made of others, which a target of the kind {kind!r} can't "
+            f"hold: {remedy}"
         )
+
+
+def writes(kind: str, options: Options) -> Callable[[Path], bool]:
+    """Return a function that returns whether a target of a kind gets what is at a path."""
+    return lambda at: kind != "hf" or _is_models(flat_name(at), options.prefix)
 
 
 def _composites_in(node: Any, path: Path) -> Iterator[tuple[Path, TensorParts]]:

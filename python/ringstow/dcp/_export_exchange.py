@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -24,12 +24,13 @@ class Cast(NamedTuple):
     """A rank's part of a tensor, and the tensor's dtype in the file."""
 
     box: Box
-    local: torch.Tensor
+    local: torch.Tensor | Callable[[], torch.Tensor]
+    """The elements, or what makes them."""
     dtype: torch.dtype
 
     def words(self, region: Box) -> torch.Tensor:
         """Return the elements of a region of the tensor, in order, as integers of their size."""
-        part = self.local
+        part = self.local if isinstance(self.local, torch.Tensor) else self.local()
         for dim, (at, start, size) in enumerate(
             zip(region.offsets, self.box.offsets, region.sizes, strict=True)
         ):

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
@@ -34,6 +33,7 @@ from ringstow._reports._io_reports import SaveReport
 from ringstow._state.tensors import _torch
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._select import listed
+from ringstow.dcp._export_dequantized import Planner
 from ringstow.dcp._export_layout import Chunk, Held, Model, held, merged
 from ringstow.dcp._export_rank import Layout, ShareWriter
 
@@ -75,6 +75,7 @@ class Options:
     dtype: str | None = None
     max_shard_bytes: int = 0
     overwrite: bool = False
+    dequantize: bool = False
     numbers: tuple[tuple[str, int], ...] | Literal["one"] | None = None
     """The number of each tensor's file, from 1, or one file for all, also with an index. None
     splits the tensors by size."""
@@ -90,6 +91,7 @@ def export_hf(
     dtype: torch.dtype | Dtype | None = None,
     max_shard_size: int | str = "5GB",
     overwrite: bool = False,
+    dequantize: bool = False,
     config: Config | None = None,
 ) -> ExportReport:
     """Write a model as safetensors files for ``from_pretrained``, by all ranks at once.
@@ -114,9 +116,12 @@ def export_hf(
             torch.distributed is not initialized.
         prefix: write only tensors whose dotted name starts with this, such as ``"model."``, and
             strip it.
-        dtype: cast floating tensors of 16 bits and more to this dtype.
+        dtype: cast floating tensors of 16 bits and more, also dequantized ones, to this dtype.
         max_shard_size: maximum size of a file: bytes, or text such as ``"5GB"``, ``"512MiB"``.
         overwrite: replace a model at the path, once the new one is complete.
+        dequantize: write quantized tensors as dense ones, of the dtype that they stand for: those
+            of types with a ``dequantize()``, such as torchao's, and the weights of bitsandbytes'
+            layers. Each rank dequantizes its own shards, one at a time.
         config: this rank's configuration; None means the defaults.
 
     Returns:
@@ -125,7 +130,7 @@ def export_hf(
     Raises:
         InvalidStateError: the ranks give different arguments, or together lack elements of a
             tensor; or a tensor cannot be written.
-        UnsupportedError: a dtype or kind of tensor can't be written.
+        UnsupportedError: a dtype or kind of tensor can't be written, or only with ``dequantize``.
         KeyMismatchError: no tensor has a name with the prefix.
         FileExistsError: the path is not empty, and ``overwrite`` is false.
         BusyError: another export or save writes to the path.
@@ -141,8 +146,9 @@ def export_hf(
             dtype=_dtype_name(dtype),
             max_shard_bytes=parse_size(max_shard_size),
             overwrite=overwrite,
+            dequantize=dequantize,
         )
-        return options, *_plan(state_dict)
+        return options, *_plan(state_dict, options)
 
     return export_planned(planned, team_of(group), config)
 
@@ -154,12 +160,12 @@ def _dtype_name(dtype: torch.dtype | str | None) -> str | None:
     return name
 
 
-def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
+def _plan(state_dict: Mapping[str, Any], options: Options) -> tuple[SavePlan, SavePlanner]:
     if not isinstance(state_dict, Mapping):
         raise InvalidStateError(
             f"{type(state_dict).__name__} is not a state dict: pass model.state_dict()"
         )
-    planner = DefaultSavePlanner()
+    planner = Planner()
     with _cycles.naming_cycles(state_dict):
         planner.set_up_planner(dict(state_dict), None, True)
     state = planner.state_dict
@@ -179,8 +185,12 @@ def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
         raise InvalidStateError(
             f"{listed('ranks hold only summands of', partial)}: call .redistribute() first"
         )
+    if options.dequantize:
+        planner.dequantize(options.prefix)
+    else:
+        planner.refuse_quantized(options.prefix)
     # torch computes offsets with tensors on the default device, which may hold no numbers.
-    with torch.device("cpu"):
+    with torch.device("cpu"), planner.naming_tensors():
         return planner.create_local_plan(), planner
 
 

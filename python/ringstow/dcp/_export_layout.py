@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from ringstow import _native
 from ringstow._core._errors import Error, InvalidStateError, KeyMismatchError
 from ringstow._state.tensors import _torch
+from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._memory import Memory, in_elements
 from ringstow._state.tree._refusals import Refusals
 from ringstow._state.tree._select import listed
@@ -47,8 +48,9 @@ class Chunk(NamedTuple):
 class Local(NamedTuple):
     """The data of a chunk, on the rank that holds it."""
 
-    tensor: torch.Tensor
-    memory: Memory
+    tensor: torch.Tensor | Dense
+    memory: Memory | None
+    """None of a tensor that is made when it is written."""
 
 
 @dataclasses.dataclass
@@ -115,11 +117,17 @@ def _add(
     dtype: str | None,
     first: dict[object, str],
 ) -> None:
-    value = planner.resolve_data(item)
-    if not isinstance(value, torch.Tensor):
+    value: Any = planner.resolve_data(item)
+    memory: Memory | None = None
+    tensor: Any = value
+    if isinstance(value, Dense):
+        stored, identity = value.code, value.identity
+    elif isinstance(value, torch.Tensor):
+        tensor = _resolved_items.reachable(value)
+        memory = _torch.memory_of(tensor, item.index.fqn)
+        stored, identity = memory.dtype, memory.identity
+    else:
         raise InvalidStateError(f"{item.index.fqn}: the planner gave no tensor")
-    tensor = _resolved_items.reachable(value)
-    memory = _torch.memory_of(tensor, item.index.fqn)
     data = item.tensor_data
     if data is None or data.chunk is None:
         raise InvalidStateError(
@@ -133,14 +141,15 @@ def _add(
             f"{list(box.sizes)}"
         )
     tie = None
-    if memory.nbytes:
-        known = first.setdefault((memory.identity, box, shape), name)
+    if box.elements():
+        known = first.setdefault((identity, box, shape), name)
         tie = known if known != name else None
-    code = _torch.cast_code(memory.dtype, dtype)
+    code = _torch.cast_code(stored, dtype)
     size = _torch.dtype_of(code, item.index.fqn).itemsize
     is_plain = item.type == WriteItemType.TENSOR
     mine.chunks.append(Chunk(name, code, size, shape, box, tie, is_plain))
-    mine.locals.append(Local(memory.owner, memory))  # type: ignore[arg-type]
+    owner: Any = tensor if memory is None else memory.owner
+    mine.locals.append(Local(owner, memory))
 
 
 def merged(said: Sequence[tuple[list[Chunk], list[str], set[str]]], prefix: str) -> Model:

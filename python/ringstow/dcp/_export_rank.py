@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -16,7 +16,9 @@ from ringstow._ranks._team import Team
 from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
 from ringstow._state.tensors import _torch
+from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
+from ringstow.dcp._export_dequantized import LastMade
 from ringstow.dcp._export_exchange import Cast, Inbox, Received, Round, Sent, parts
 from ringstow.dcp._export_layout import Held, Local, Model
 from ringstow.dcp._export_plan import Box, Piece, Shares, Unit, first_element
@@ -64,6 +66,7 @@ class ShareWriter:
         for chunk, local in zip(mine.chunks, mine.locals, strict=True):
             held.setdefault((chunk.name, chunk.box), local)
         self._held = held
+        self._made = LastMade()
         self._items: list[Memory | LazyMemory] = []
         self._item_of: dict[int, int] = {}
         self._places: list[_Place] = []
@@ -101,7 +104,8 @@ class ShareWriter:
 
     def _cast(self, piece: Piece, box: Box) -> Cast:
         local = self._held[self._model.tensors[piece.tensor].name, box].tensor
-        return Cast(box, local, self._dtypes[piece.tensor])
+        made = functools.partial(self._made.of, local) if isinstance(local, Dense) else local
+        return Cast(box, made, self._dtypes[piece.tensor])
 
     def _place_own(self, piece: Piece, box: Box, turn: int) -> None:
         tensor = self._model.tensors[piece.tensor]
@@ -109,8 +113,8 @@ class ShareWriter:
         assert begin is not None
         first, nbytes = piece.first - begin, piece.length * tensor.item_bytes
         cast = self._cast(piece, box)
-        if cast.local.dtype == cast.dtype:
-            memory = self._held[tensor.name, box].memory
+        memory = self._held[tensor.name, box].memory
+        if memory is not None and _torch.dtype_of(memory.dtype, tensor.name) == cast.dtype:
             item = self._item_of.setdefault(id(memory), len(self._items))
             if item == len(self._items):
                 self._items.append(memory)
@@ -227,9 +231,10 @@ def _load(cast: Cast, first: int, count: int) -> Placed:
     return None, words.data_ptr(), words
 
 
-def _wait_for_gpus(tensors: object) -> None:
+def _wait_for_gpus(tensors: Iterable[torch.Tensor | Dense]) -> None:
     """Wait for queued GPU work on the tensors: other threads read them."""
-    devices = {tensor.device for tensor in tensors if tensor.is_cuda}  # type: ignore[attr-defined]
+    found = {tensor.device for tensor in tensors}
+    devices = {one for one in found if one is not None and one.type == "cuda"}
     for device in devices:
         with contextlib.suppress(RuntimeError):
             torch.cuda.current_stream(device).synchronize()

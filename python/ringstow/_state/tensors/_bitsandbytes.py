@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 from ringstow._core._errors import UnsupportedError
@@ -122,6 +124,64 @@ def make_8bit(tensors: dict[str, Any], context: dict[str, Any]) -> Any:
         CB=data,
         SCB=tensors["SCB"],
     )
+
+
+def dense_of_4bit(tensor: Any) -> Any:
+    """Return the values of a quantized parameter."""
+    functional = require("bitsandbytes.functional", "a 4-bit parameter")
+    return functional.dequantize_4bit(_plain(tensor), tensor.quant_state)
+
+
+def dense_of_8bit(tensor: Any) -> Any:
+    """Return the values of a quantized parameter."""
+    functional = require("bitsandbytes.functional", "an 8-bit parameter")
+    return functional.int8_vectorwise_dequant(_plain(tensor), tensor.SCB)
+
+
+def parts_in(names: Iterable[str]) -> dict[str, tuple[str, dict[str, str], str]]:
+    """Find the quantized weights in the names of a module's state.
+
+    Returns:
+        By the name of each weight: the name of its type, the names of its inner tensors by
+        their own names, and the name of the tensor with its other values.
+    """
+    every = set(names)
+    found: dict[str, tuple[str, dict[str, str], str]] = {}
+    for name in every:
+        weight, packed, _ = name.rpartition(".quant_state.bitsandbytes__")
+        if packed and weight in every:
+            stats = {one: f"{weight}.{one}" for one in _STATS if f"{weight}.{one}" in every}
+            found[weight] = (PARAMS_4BIT, {"data": weight, **stats}, name)
+        start, is_scale, rest = name.rpartition("SCB")
+        layer_format = f"{start}weight_format"
+        if is_scale and not rest and {f"{start}weight", layer_format} <= every:
+            inner = {"data": f"{start}weight", "SCB": name}
+            found[f"{start}weight"] = (PARAMS_8BIT, inner, layer_format)
+    return found
+
+
+_STATS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+
+
+def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
+    """Return the parts of a weight by its entries in a module's state; see `parts_in`.
+
+    Raises:
+        ValueError: the other values are not what bitsandbytes writes.
+    """
+    if kind == PARAMS_8BIT:
+        if packed.numel() != 1 or packed.item() != 0:
+            raise ValueError("its weight_format is not that of rows")
+        return inner, {"has_fp16_weights": False}
+    context = json.loads(bytes(packed.tolist()))
+    tensors = dict(inner)
+    if "nested_offset" in context:
+        import torch
+
+        tensors["nested_offset"] = torch.tensor(float(context.pop("nested_offset")))
+    if not isinstance(context, dict) or not {"quant_type", "blocksize", "dtype"} <= context.keys():
+        raise ValueError("its quant_state is not what bitsandbytes writes")
+    return tensors, context
 
 
 def _plain(tensor: Any) -> Any:

@@ -284,6 +284,11 @@ def is_known(name: str) -> bool:
     return name in LAYOUTS
 
 
+def is_layout(name: str) -> bool:
+    """Return whether a name is that of a layout or dtype of torch's own tensors."""
+    return is_known(name) and ":" not in name
+
+
 def check(name: str, key: str) -> None:
     """Refuse a composite that this program can't make.
 

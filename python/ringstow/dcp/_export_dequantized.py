@@ -1,0 +1,136 @@
+"""Dense tensors in place of quantized ones in an export: made when their bytes are written."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.tensor import DTensor
+
+from ringstow._core._errors import Error, InvalidStateError, UnsupportedError
+from ringstow._state.tensors import _bitsandbytes, _dequantize, _shards, _torch
+from ringstow._state.tensors._dequantize import Dense
+from ringstow._state.tensors._layouts import TensorParts
+from ringstow._state.tree._refusals import Refusals
+from ringstow._state.tree._select import listed
+
+
+class Planner(DefaultSavePlanner):
+    """Plans a model's state, and gives a `Dense` for each quantized tensor."""
+
+    _dense: Mapping[str, Dense] = types.MappingProxyType({})
+
+    def dequantize(self, prefix: str) -> None:
+        """Plan dense tensors in place of the quantized ones whose names have a prefix.
+
+        Raises:
+            UnsupportedError: bitsandbytes is missing, or a tensor is packed for this CPU.
+            InvalidStateError: the entries of a layer are not what bitsandbytes writes.
+        """
+        self._dense = found = _of_tensors(self.state_dict, prefix)
+        state = dict(self.state_dict)
+        for weight, (kind, names, packed) in _bitsandbytes.parts_in(state).items():
+            if weight.startswith(prefix):
+                inner = {one: state.pop(name) for one, name in names.items()}
+                found[weight] = _of_layer(weight, kind, inner, state.pop(packed))
+                state[weight] = inner["data"]
+        # In the order of the state; without elements, which torch's planner needs none of.
+        self.state_dict = {
+            name: _planned(state[name], found[name]) if name in found else state[name]
+            for name in self.state_dict
+            if name in state
+        }
+
+    def refuse_quantized(self, prefix: str) -> None:
+        """Refuse quantized tensors.
+
+        Raises:
+            UnsupportedError: names them all.
+        """
+        found = _of_tensors(self.state_dict, prefix)
+        if found:
+            raise UnsupportedError(
+                f"{listed('a model can not hold quantized tensors', [*found])}; dequantize=True "
+                "writes their values"
+            )
+
+    @contextlib.contextmanager
+    def naming_tensors(self) -> Iterator[None]:
+        """Name the tensors that torch's planner can't plan; its own error names none.
+
+        Raises:
+            UnsupportedError: names them all.
+        """
+        try:
+            yield
+        except Exception:
+            refusals = Refusals()
+            for name, value in self.state_dict.items():
+                is_one = isinstance(value, torch.Tensor) and name not in self._dense
+                if is_one and not _shards.is_sharded(value):
+                    try:
+                        _torch.memory_of(value, name)
+                    except Error as refusal:
+                        refusals.add(refusal)
+            refusals.check()
+            raise
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        """Return what an item stands for."""
+        dense = self._dense.get(write_item.index.fqn)
+        return super().resolve_data(write_item) if dense is None else dense
+
+
+def _of_tensors(state: dict[str, Any], prefix: str) -> dict[str, Dense]:
+    found: dict[str, Dense] = {}
+    for name, value in state.items():
+        local = _shards.local_of(value) if isinstance(value, DTensor) else value
+        if not isinstance(local, torch.Tensor) or _torch.is_of_torch(local):
+            continue
+        if name.startswith(prefix) and (dense := _dequantize.of_tensor(local, name)) is not None:
+            found[name] = dense
+    return found
+
+
+def _of_layer(name: str, kind: str, inner: dict[str, Any], packed: Any) -> Dense:
+    try:
+        if not all(isinstance(one, torch.Tensor) for one in (*inner.values(), packed)):
+            raise ValueError("not all of its entries are tensors")
+        taken = _bitsandbytes.parts_of_state(kind, inner, packed)
+    except ValueError as error:
+        raise InvalidStateError(
+            f"{name} looks like a weight of bitsandbytes, and can't be dequantized: {error}"
+        ) from None
+    dense = _dequantize.of_parts(TensorParts(kind, *taken), name)
+    assert dense is not None
+    return dense
+
+
+def _planned(value: Any, dense: Dense) -> torch.Tensor:
+    """Return a tensor without elements that torch plans as the dense one."""
+    empty = torch.empty(dense.shape, dtype=dense.dtype, device="meta")
+    if isinstance(value, DTensor):
+        return _shards.dtensor_like(value, empty)  # type: ignore[no-any-return]
+    return empty
+
+
+class LastMade:
+    """Makes dense tensors, one at a time, and keeps the last: its pieces follow each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: tuple[Dense, torch.Tensor] | None = None
+
+    def of(self, dense: Dense) -> torch.Tensor:
+        """Return a dense tensor; called by threads of the save."""
+        with self._lock:
+            if self._last is None or self._last[0] is not dense:
+                self._last = None  # frees the memory first
+                self._last = dense, dense.make()
+            return self._last[1]
