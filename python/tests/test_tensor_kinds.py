@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -26,8 +25,6 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs" / "values.md"
 pytestmark = pytest.mark.filterwarnings("ignore")
 # The torch of the documentation's table; others may refuse other kinds.
 OF_TABLE = torch.__version__.startswith("2.15")
-# torch's own planner refuses them before it asks the writer.
-NOT_BY_DCP = [one for one in KINDS if re.match(r"sparse [CB]S|jagged|bits|u?int[1-7]$", one)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,14 +47,13 @@ def forgotten():
 
 @pytest.mark.parametrize("face", FACES)
 def test_all_kinds_come_back_bit_for_bit(face, tmp_path):
-    kinds = [one for one in KINDS if not (face.startswith("DCP") and one in NOT_BY_DCP)]
-    tensor_list.check(face, kinds, tmp_path / "c")
+    tensor_list.check(face, KINDS, tmp_path / "c")
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *(NOT_BY_DCP if OF_TABLE else ())])
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_refused_by_name(name, tmp_path):
-    make, remedy = REFUSED.get(name, (KINDS.get(name), ""))
-    for face in FACES if name in REFUSED else ("DCP", "DCP async"):
+    make, remedy = REFUSED[name]
+    for face in FACES:
         error = tensor_list.error_of(face, make, tmp_path / "c")
         assert error is not None, face
         if face.startswith("DCP"):  # some are refused by torch's own planner
@@ -73,12 +69,10 @@ def test_the_documentation_has_this_table():
     for name in KINDS:
         family = next((one for one in ("sparse", "jagged", "wrapper") if one in name), None)
         family = family or ("dtype" if hasattr(torch, name) else "view")
-        groups.setdefault((family, name in NOT_BY_DCP), []).append(name)
-    rows = ["| PyTorch's tensors | all calls of ringstow | DCP |", "|---|---|---|"]
-    for (_, is_refused), names in groups.items():
-        by_dcp = "torch's planner refuses them" if is_refused else "bit-equal"
-        rows.append(f"| {'; '.join(names)} | bit-equal | {by_dcp} |")
-    rows.append(f"| {'; '.join(REFUSED)} | refused | refused |")
+        groups.setdefault(family, []).append(name)
+    rows = ["| PyTorch's tensors | all calls of ringstow, and DCP |", "|---|---|"]
+    rows += [f"| {'; '.join(names)} | bit-equal |" for names in groups.values()]
+    rows.append(f"| {'; '.join(REFUSED)} | refused |")
     if OF_TABLE:
         assert "\n".join(rows) in DOCS.read_text(), "\n" + "\n".join(rows)
 

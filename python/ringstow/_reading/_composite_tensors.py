@@ -105,11 +105,18 @@ def _made_for(plan: Merge, target: Any, node: Box, path: Path, builder: Builder)
             remedy = f'give the module that holds it, {{"model": model}}; {remedy}'
         plan.differ(path, *problem, kind="layout", remedy=remedy)
     else:
-        _check_shared(plan, target, source, path)
+        check_shared(plan, target, source, path)
     return source
 
 
-def _check_shared(plan: Merge, target: Any, source: Any, path: Path) -> None:
+class Filling(Protocol):
+    """Notes what tensors get."""
+
+    mismatched: list[str]
+    sources: dict[tuple[str, int], tuple[Path, Any]]
+
+
+def check_shared(plan: Filling, target: Any, source: Any, path: Path) -> None:
     """Note that inner tensors share memory here, such as indices, and differ in the checkpoint."""
     sources = _composites.inner(source, "") or []
     for one, other in zip(_composites.inner(target, "") or [], sources, strict=True):

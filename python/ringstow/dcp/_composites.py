@@ -8,13 +8,15 @@ loaded by this rank's regions of the inner tensors.
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import ReadItem, SavePlanner, WriteItem
 from torch.distributed.tensor import DTensor
 
 from ringstow._core._errors import UnsupportedError
+from ringstow._reading import _composite_tensors
 from ringstow._reading._shard_boxes import Boxed
 from ringstow._state.tensors import _composite_shards, _composites, _shards, _torch
 from ringstow._state.tensors._composite_shards import Whole
@@ -23,6 +25,9 @@ from ringstow._state.tree import _build
 from ringstow._state.tree._encode import composite_tree, encode
 from ringstow._state.tree._refusals import Refusals
 from ringstow._state.tree._walk import COMPOSITE, Box, Leaf
+from ringstow.dcp import _private
+
+_log = logging.getLogger("ringstow")
 
 
 class Taken(NamedTuple):
@@ -110,6 +115,62 @@ def is_composite(value: Any) -> bool:
     """Return whether a value of a state is a composite, or a DTensor of composites."""
     local = _shards.local_of(value) if isinstance(value, DTensor) else value
     return _composites.is_composite(local)
+
+
+class Filling:
+    """Notes what the tensors of a state get, and which don't fit."""
+
+    def __init__(self) -> None:
+        self.mismatched: list[str] = []
+        self.sources: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+
+def check(planner: object, item: ReadItem, value: Any, filling: Filling) -> bool:
+    """Return whether a loaded value is copied into the state's tensor; note if it doesn't fit.
+
+    A tensor that can't be filled, such as a sparse one of other elements, is replaced in the state
+    of an object, which takes the new one. In another state the module behind it would not see it.
+    """
+    name = item.dest_index.fqn
+    here = current(planner, name)
+    if not (_torch.is_tensor(here) and _torch.is_tensor(value)):
+        return False
+    problem = _composites.difference(here, value)
+    if problem:
+        filling.mismatched.append(f"{name} is {problem}")
+    if problem or not _composites.is_composite(here):
+        return False
+    if _composites.can_fill(here):
+        return True
+    differs = _composites.misfit(here, value)
+    if not differs:
+        _composite_tensors.check_shared(filling, here, value, (name,))
+        return True
+    text = f"{name} is {differs[0]} here and {differs[1]} in the checkpoint"
+    is_taken = _private.loaded_object(_first_key(planner, name))
+    if is_taken is None:
+        _log.warning("%s: the state gets a new tensor, which a module does not see", text)
+    elif not is_taken:
+        filling.mismatched.append(
+            f'{text}: it can\'t be filled in place. Give dcp.load the module, {{"model": model}}, '
+            "or None in its place, which gets the tensor"
+        )
+    return False
+
+
+def _first_key(planner: object, name: str) -> Any:
+    """Return the key of the state under which a flat name is."""
+    paths = getattr(planner, "mappings", None)
+    path = paths.get(name) if isinstance(paths, dict) else None
+    return path[0] if path else name
+
+
+def fill(planner: object, item: ReadItem, value: Any) -> Any:
+    """Copy a value into the state's tensor, which `check` accepts; return that."""
+    here = current(planner, item.dest_index.fqn)
+    copy = _composites.fill if _composites.can_fill(here) else _composites.fill_layout
+    copy(here, value)
+    return here
 
 
 def boxes(contents: _build.Contents, node: Any, value: Any, name: str) -> list[Boxed] | str | None:

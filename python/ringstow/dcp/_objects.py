@@ -38,6 +38,8 @@ class Blob:
     """None if the value is made here."""
     value: object = None
     """The value that DCP's planner gets for the stream, if it is made here."""
+    is_filled: bool = False
+    """Whether the value is copied into the state's tensor, which stays."""
     boxes: list[Boxed] = dataclasses.field(default_factory=list)
     """The regions to read into the value, a DTensor of wrappers."""
 

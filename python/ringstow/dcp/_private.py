@@ -20,6 +20,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor as Sharded
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from ringstow._state._torch_private import flattened as flattened
@@ -144,6 +145,37 @@ def saved_state() -> Mapping[str, Any]:
     """
     state = _in_save("state_dict")
     return state if isinstance(state, Mapping) else {}
+
+
+def planner_of_save() -> object:
+    """Return the planner of the ``dcp.save`` that calls this; None if unknown.
+
+    DCP has set it up before it sets up the writer, and plans afterwards.
+    """
+    return _in_save("planner")
+
+
+def is_saved_by_ringstow() -> bool:
+    """Return whether ringstow writes the ``dcp.save`` that calls this; false if unknown."""
+    kinds = type(_in_save("storage_writer")).__mro__
+    return any(kind.__module__ == "ringstow.dcp._writer" for kind in kinds)
+
+
+def loaded_object(key: object) -> bool | None:
+    """Return whether an object takes what the ``dcp.load`` that calls this loads under a key.
+
+    DCP passes an object the loaded state; a module then copies it. None if unknown.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        is_dcps = frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint.")
+        if is_dcps and frame.f_code.co_name == "load":
+            state = frame.f_locals.get("state_dict")
+            if isinstance(state, Mapping) and key in state:
+                return isinstance(state[key], Stateful)
+            return None
+        frame = frame.f_back
+    return None
 
 
 def save_meeting() -> Meeting | None:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Container
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ from ringstow._reading._resolve import copies_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._io_reports import LoadReport
 from ringstow._saving import _tier_copies
-from ringstow._state.tensors import _composites, _torch
+from ringstow._state.tensors import _torch
 from ringstow._state.tree import _build, _select
 from ringstow._state.tree._walk import COMPOSITE, Box
 from ringstow.dcp import (
@@ -319,7 +319,8 @@ class StorageReader(storage.StorageReader):
 
     def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
         """Return the target of each item."""
-        wrong: list[str] = []
+        filling = _wrappers.Filling()
+        wrong = filling.mismatched
         targets: list[Target] = []
         cut = self._sharded_composites(plan, planner, wrong)
         values = self._values(plan, cut)
@@ -330,11 +331,9 @@ class StorageReader(storage.StorageReader):
                 targets.append(cut[item.storage_index.fqn])
             elif item.storage_index.fqn in values:
                 value = values[item.storage_index.fqn]
-                current = _wrappers.current(planner, item.dest_index.fqn)
-                if _torch.is_tensor(current) and _torch.is_tensor(value):
-                    problem = _composites.difference(current, value)
-                    wrong += [f"{item.dest_index.fqn} is {problem}"] if problem else []
-                targets.append(Blob.made(item, value))
+                blob = Blob.made(item, value)
+                blob.is_filled = _wrappers.check(planner, item, value, filling)
+                targets.append(blob)
             elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
                 kind = "an object" if item.type == LoadItemType.BYTE_IO else "a tensor"
                 wrong.append(f"{item.storage_index.fqn} is not there as {kind}")
@@ -410,17 +409,10 @@ class StorageReader(storage.StorageReader):
         blobs = [target for target in targets if isinstance(target, Blob)]
         _true_paths.set_paths(planner, (blob.item for blob in blobs))
         for blob in blobs:
-            if blob.entry is None and _torch.is_tensor(blob.value):
-                self._fill_composite(blob, _wrappers.current(planner, blob.item.dest_index.fqn))
+            if blob.is_filled:  # the planner then keeps the tensor that is there
+                blob.hold(_wrappers.fill(planner, blob.item, blob.value))
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)
-
-    @staticmethod
-    def _fill_composite(blob: Blob, current: Any) -> None:
-        """Fill a wrapper of the state in place, and have the planner keep it."""
-        if _composites.is_composite(current) and _composites.can_fill(current):
-            _composites.fill(current, cast("torch.Tensor", blob.value))
-            blob.hold(current)
 
     def _shareable(self, item: ReadItem) -> int:
         """Return the bytes of an item that ranks can share; 0 if they can't."""

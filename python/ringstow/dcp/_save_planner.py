@@ -97,7 +97,11 @@ class SavePlanner(DefaultSavePlanner):
         if self._is_plain:
             return super().create_local_plan()
         with collector_paused():
-            seen = outline(self.state_dict, is_coordinator=self.is_coordinator)
+            seen = outline(
+                self.state_dict,
+                is_coordinator=self.is_coordinator,
+                stands_in=_private.is_saved_by_ringstow(),
+            )
             memory = _plan_cache.memory_here()
             paths = self.mappings if self.flatten_state_dict else None
             known = memory.begin()

@@ -25,6 +25,7 @@ from ringstow import _native
 from ringstow._core._errors import InvalidStateError
 from ringstow._reports._blocked_time import Waited
 from ringstow.dcp import _private
+from ringstow.dcp._stand_ins import Planning
 from ringstow.dcp._step_note import Note
 from ringstow.dcp._streaming_stager import StagingFuture
 
@@ -69,6 +70,8 @@ class Save:
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
         self.promoter: Promoter | None = None
+        self.planning = Planning(None)
+        """What this rank's planner plans."""
         """Copies the checkpoint to tiers, once it is committed."""
         self.stream: StagingFuture | None = None
         """The fence of a background save that copies no tensor."""

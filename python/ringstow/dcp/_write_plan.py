@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.tensor import DTensor
 
-from ringstow.dcp import _layout_keys
+from ringstow.dcp import _layout_keys, _stand_ins
 
 _KINDS_MAX = 65536
 
@@ -66,8 +66,13 @@ class Outline(NamedTuple):
 _kinds: dict[tuple[Any, ...], Kind] = {}
 
 
-def outline(state: Mapping[str, Any], *, is_coordinator: bool) -> Outline:
+def outline(state: Mapping[str, Any], *, is_coordinator: bool, stands_in: bool) -> Outline:
     """Return the outline of what a rank must write of a flat state.
+
+    Args:
+        state: the state.
+        is_coordinator: whether this rank plans for all.
+        stands_in: whether to plan `_stand_ins` of tensors that torch can't plan.
 
     Raises:
         Exception: an error of torch's planner for a value.
@@ -79,12 +84,16 @@ def outline(state: Mapping[str, Any], *, is_coordinator: bool) -> Outline:
     kinds: list[Kind] = []
     with torch.no_grad():
         marks = [
-            _mark(value, look.layout(value), (grad, is_coordinator)) for value in state.values()
+            _mark(value, look.layout(value), (grad, is_coordinator, stands_in))
+            for value in state.values()
         ]
     for (name, value), mark in zip(state.items(), marks, strict=True):
         kind = None if mark is None else _kinds.get(mark)
         if kind is None:
-            plan = create_default_local_save_plan({name: value}, is_coordinator)
+            empty = _stand_ins.of(value) if stands_in else None
+            plan = create_default_local_save_plan(
+                {name: value if empty is None else empty}, is_coordinator
+            )
             kind = tuple(map(Template.of, plan.items))
             if mark is not None:
                 _kinds[mark] = kind
@@ -93,15 +102,15 @@ def outline(state: Mapping[str, Any], *, is_coordinator: bool) -> Outline:
 
 
 def _mark(
-    value: Any, layout: tuple[Any, ...] | None, call: tuple[bool, bool]
+    value: Any, layout: tuple[Any, ...] | None, call: tuple[bool, ...]
 ) -> tuple[Any, ...] | None:
     """Return the kind of a value; None for a value to plan separately.
 
     Args:
         value: the value.
         layout: the key of its layout.
-        call: other inputs of torch's planner: whether autograd records, and whether this rank is
-            the coordinator.
+        call: other inputs of a plan: whether autograd records, whether this rank is the
+            coordinator, and whether stand-ins are planned.
     """
     if layout is None:
         return None

@@ -46,6 +46,7 @@ from ringstow.dcp import (
     _private,
     _resolved_items,
     _sent_metadata,
+    _stand_ins,
 )
 from ringstow.dcp._checkpoint_id import Destination
 from ringstow.dcp._rank_errors import picklable
@@ -311,6 +312,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             save.rank = 0
         save.stream, self._here.stream = self._here.stream, None
         save.waited, self._here.waited = self._here.waited, None
+        save.planning = _stand_ins.Planning(_private.planner_of_save())
         self._here.save = save
 
     def _current(self) -> Save:
@@ -328,7 +330,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return save
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
+        """Return the plan as it is; it has been made."""
+        self._current().planning.end()
         return plan
 
     @picklable

@@ -151,9 +151,13 @@ def misfit(target: torch.Tensor, source: torch.Tensor) -> Differs:
     """Return in what a tensor of a layout and its source differ; empty if it can be filled.
 
     Filled so that whoever holds the same memory sees the elements, such as the module of a
-    ``state_dict()``. Both are of one layout, shape and dtype.
+    ``state_dict()``. Both are of one layout and shape.
     """
     here, there = _both(target, source)
+    for name in here.tensors.keys() & there.tensors.keys():
+        dtypes = [one.tensors[name].dtype for one in (here, there)]
+        if dtypes[0] != dtypes[1]:
+            return f"a {here.type} tensor with {name} of {dtypes[0]}", f"one of {dtypes[1]}"
     if any(_is_expanded(one) for one in here.tensors.values()):
         return f"a {here.type} tensor of an expanded view", "one of its own"
     return LAYOUTS[here.type].differs(here, there)
