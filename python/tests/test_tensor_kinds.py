@@ -11,7 +11,7 @@ import pytest
 import tensor_list
 import torch
 import torch.distributed as dist
-from support import manifest_of, python, reseal
+from support import flip, manifest_of, python, reseal
 from tensor_list import FACES, KINDS, REFUSED, Forgotten, Scaled, assert_equal, scaled
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.testing._internal.two_tensor import TwoTensor
@@ -387,8 +387,6 @@ def test_type_that_a_load_would_not_find_is_refused_by_the_save(tmp_path, monkey
 
 
 def test_a_damaged_inner_tensor_leaves_the_others(tmp_path):
-    from support import flip
-
     ringstow.save({"w": scaled(), "b": torch.ones(1 << 19)}, tmp_path / "c", droppable=["b"])
     entry = next(t for t in manifest_of(tmp_path / "c")["tensors"] if t["name"] == "w.codes")
     (chunk,) = entry["chunks"]
@@ -398,6 +396,23 @@ def test_a_damaged_inner_tensor_leaves_the_others(tmp_path):
     assert {one.name for one in found.damaged} >= {"w.codes"}
     assert isinstance(found["w"].tensors["codes"], ringstow.DamagedTensor)
     assert found["b"].eq(1).all()
+
+
+@pytest.mark.parametrize("verify", [True, "background", False])
+@pytest.mark.parametrize(
+    ("kind", "inner"),
+    [("sparse COO", "indices"), ("sparse CSR", "plain_indices"), ("jagged", "offsets")],
+)
+def test_damaged_indices_are_damage_in_a_mapped_load_too(kind, inner, verify, tmp_path):
+    ringstow.save({"w": KINDS[kind]()}, tmp_path / "c")
+    entry = next(t for t in manifest_of(tmp_path / "c")["tensors"] if t["name"] == f"w.{inner}")
+    (chunk,) = entry["chunks"]
+    file = manifest_of(tmp_path / "c")["files"][chunk["file"]]["name"]
+    flip(tmp_path / "c" / file, chunk["begin"] + 14)  # the second index becomes huge
+    expected = ringstow.CorruptCheckpointError if verify else ringstow.FormatError
+    with pytest.raises(expected, match=r"damaged at|w is no") as caught:
+        ringstow.load(tmp_path / "c", mmap=True, verify=verify)
+    assert type(caught.value) is expected
 
 
 def test_names_with_any_character_are_kept(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,12 @@ from ringstow._core import _arguments, _formatting
 from ringstow._core._arguments import StrPath, brief
 from ringstow._core._config import Config, native_json
 from ringstow._core._dispatch_modes import real_tensors
-from ringstow._core._errors import IncompleteCheckpointError, ReplacedCheckpointError
+from ringstow._core._errors import (
+    FormatError,
+    IncompleteCheckpointError,
+    ReplacedCheckpointError,
+    UnsupportedError,
+)
 from ringstow._core._gc_pause import collector_paused
 from ringstow._core._waiting import Again
 from ringstow._ranks import _shared_fs_lag
@@ -366,9 +372,26 @@ def _load(
         flat = {} if gpu is None else _load_to(gpu, source, survey.tensors, reports)
         loads = source if files is None else files
         builder.add(_build.read(loads, survey.rest, reports), flat)
-        value = builder.value(skeleton)
+        try:
+            value = builder.value(skeleton)
+        except (FormatError, UnsupportedError):
+            if mapped:  # nothing has been compared yet
+                _check_mapped(checkpoint, survey.rest)
+            raise
     report = _summed(source, reports, tuple(damaged.values()))
     return (value, report) if files is None else files.verified(value, report)
+
+
+def _check_mapped(checkpoint: _native.Checkpoint | _foreign.Foreign, names: list[str]) -> None:
+    """Compare the checksums of mapped tensors that make no state.
+
+    Raises:
+        CorruptCheckpointError: bytes are damaged.
+    """
+    if isinstance(checkpoint, _native.Checkpoint) and checkpoint.kind == "ringstow":
+        damaged = [one["name"] for one in json.loads(checkpoint.damaged(names))]
+        if damaged:
+            checkpoint.load(damaged)  # says what is damaged, as any load does
 
 
 def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
