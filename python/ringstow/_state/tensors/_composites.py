@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow._state.tensors import _torch
+from ringstow._state.tensors import _torch, _transformer_engine
 from ringstow._state.tensors._layouts import LAYOUTS, Differs, TensorParts, grad, take_bits
 from ringstow._state.tensors._optional_packages import imported
 
@@ -262,6 +262,8 @@ def _take_wrapper(tensor: Any, kind: type, key: str) -> TensorParts | None:
             "this name: define it at the top level of its module"
         )
     names, context = tensor.__tensor_flatten__()
+    if _transformer_engine.is_of(name_of(kind)):
+        context = _transformer_engine.plain(context)
     made = {"context": context, **_outer(tensor)}
     return TensorParts(name_of(kind), {one: getattr(tensor, one) for one in names}, made)
 
@@ -380,11 +382,12 @@ def _make_wrapper(name: str, tensors: dict[str, Any], context: dict[str, Any], k
     if not (_are_sizes(size) and _are_sizes(stride)):
         raise ValueError("it has no shape or no stride")
     torch: Any = sys.modules["torch"]
+    own = context.get("context")
+    if _transformer_engine.is_of(name):
+        own = _transformer_engine.whole(own, kind)
     try:
         with torch.no_grad():
-            made = kind.__tensor_unflatten__(
-                tensors, context.get("context"), torch.Size(size), tuple(stride)
-            )
+            made = kind.__tensor_unflatten__(tensors, own, torch.Size(size), tuple(stride))
     except Exception as error:
         raise UnsupportedError(
             f"{key} is a {name.replace(':', '.')}, which the type here does not make of the saved "
