@@ -152,6 +152,19 @@ def test_only_a_model_with_such_layers_can_be_used():
         bitsandbytes.use(torch.nn.Linear(2, 2))
 
 
+def test_fsdp2_saves_the_scales_that_its_state_dict_lacks(tmp_path):
+    path = tmp_path / "c"
+    for act, ranks in (("save", 2), ("load", 2), ("load", 1)):
+        outputs = [tmp_path / f"{rank}" for rank in range(ranks)]
+        codes = children.exit_codes(ranks, runs.as_rank, act, path, outputs=outputs)
+        assert codes == [0] * ranks, [one.read_text()[-900:] for one in outputs]
+    convert(path, tmp_path / "hf", target="hf", prefix="model.", dequantize=True)
+    torch.manual_seed(0)
+    layer = runs.four_bits(64, 64, bias=True).to("cpu")[0]
+    found = load_file(tmp_path / "hf" / "model.safetensors")
+    assert found["0.weight"].equal(dense(layer.weight))
+
+
 def test_eight_bit_layers_load_after_a_step(tmp_path):
     saved, other = runs.eight_bits(0), runs.eight_bits(1)
     rows = torch.randn(4, 64)

@@ -30,7 +30,8 @@ class Planner(DefaultSavePlanner):
         """Plan dense tensors in place of the quantized ones whose names have a prefix.
 
         Raises:
-            UnsupportedError: bitsandbytes is missing, or a tensor is packed for this CPU.
+            UnsupportedError: bitsandbytes is missing, a tensor is packed for this CPU, or the codes
+                of its layers are sharded.
             InvalidStateError: the entries of a layer are not what bitsandbytes writes.
         """
         self._dense = found = _of_tensors(self.state_dict, prefix)
@@ -99,6 +100,11 @@ def _of_tensors(state: dict[str, Any], prefix: str) -> dict[str, Dense]:
 
 
 def _of_layer(name: str, kind: str, inner: dict[str, Any], packed: Any) -> Dense:
+    if isinstance(inner["data"], DTensor):
+        raise UnsupportedError(
+            f"{name} has its codes in shards, which no rank can dequantize alone: save the model "
+            "by ringstow.distributed.save, and convert that with dequantize=True"
+        )
     try:
         if not all(isinstance(one, torch.Tensor) for one in (*inner.values(), packed)):
             raise ValueError("not all of its entries are tensors")

@@ -64,7 +64,8 @@ class ModuleState:
         self._module = module
         self.is_fsdp = _fsdp.has_fsdp(module)
         """Whether the ranks communicate to make and to load the state."""
-        raw = _fsdp.model_state(module) if self.is_fsdp else module.state_dict()
+        with _quantized_layers.saving(module):
+            raw = _fsdp.model_state(module) if self.is_fsdp else module.state_dict()
         self._names = names = Names(module)
         self._raw = {names.of(name): name for name in raw}
         self._metadata = getattr(raw, _METADATA, None)

@@ -25,7 +25,7 @@ def take_4bit(tensor: Any, key: str) -> Taken | None:
     state = getattr(tensor, "quant_state", None)
     if state is None:
         return None
-    if is_packed_for_cpu(tensor):
+    if is_packed_for_cpu(state):
         raise UnsupportedError(
             f"{key} is a Params4bit that a forward pass has packed for this CPU: save the module, "
             "or its state_dict(), which unpacks it"
@@ -57,24 +57,24 @@ def make_4bit(tensors: dict[str, Any], context: dict[str, Any]) -> Any:
     return modules.Params4bit.from_prequantized(data, stats, device=data.device)
 
 
-def is_packed_for_cpu(tensor: Any) -> bool:
+def is_packed_for_cpu(quant_state: Any) -> bool:
     """Return whether a forward pass has packed a parameter for this CPU's kernels."""
-    return bool(getattr(tensor.quant_state, "packing_format_for_cpu", False))
+    return bool(getattr(quant_state, "packing_format_for_cpu", False))
 
 
-def fill_4bit(tensor: Any, stats: dict[str, Any]) -> str:
+def fill_4bit(quant_state: Any, stats: dict[str, Any]) -> str:
     """Fill what a quantized parameter has beside its codes, in place.
 
     Args:
-        tensor: the parameter.
+        quant_state: the parameter's.
         stats: the entries of its layer's ``state_dict`` beside the codes, by bitsandbytes' names.
 
     Returns:
-        Why they do not fit the parameter, which is unchanged then; empty if they do.
+        Why they do not fit the parameter, which stays as it is then; empty if they do.
     """
     functional = require("bitsandbytes.functional", "a 4-bit parameter")
-    here = tensor.quant_state
-    there = functional.QuantState.from_dict(dict(stats), device=tensor.device)
+    here = quant_state
+    there = functional.QuantState.from_dict(dict(stats), device=here.absmax.device)
     pairs = [("absmax", here, there), ("code", here, there)]
     if here.nested and there.nested:
         pairs += [("absmax", here.state2, there.state2), ("code", here.state2, there.state2)]
@@ -178,7 +178,8 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
     if "nested_offset" in context:
         import torch
 
-        tensors["nested_offset"] = torch.tensor(float(context.pop("nested_offset")))
+        offset = float(context.pop("nested_offset"))
+        tensors["nested_offset"] = torch.tensor(offset, device="cpu")
     if not isinstance(context, dict) or not {"quant_type", "blocksize", "dtype"} <= context.keys():
         raise ValueError("its quant_state is not what bitsandbytes writes")
     return tensors, context
