@@ -124,6 +124,17 @@ def test_only_a_few_dense_tensors_are_in_memory_at_once(face, tmp_path, monkeypa
     assert max(alive) <= 8, alive
 
 
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("text", ["", "[]", '{"quant_type": "nf4"}'])
+def test_entries_that_only_look_like_bitsandbytes_are_named(text, face, tmp_path):
+    codes = torch.zeros(8, dtype=torch.uint8)
+    packed = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    state = {"l.weight": codes, "l.weight.quant_state.bitsandbytes__nf4": packed}
+    with pytest.raises(ringstow.Error, match=r"l\.weight.* looks like a weight of bitsandbytes"):
+        FACES[face](state, tmp_path / "c", dequantize=True)
+    FACES[face](state, tmp_path / "as they are")
+
+
 def test_an_optimizers_tensors_are_left_out_of_a_model(tmp_path):
     ringstow.save({"model": {"w": torch.ones(2)}, "optimizer": {"m": scaled()}}, tmp_path / "c")
     for dequantize in (False, True):

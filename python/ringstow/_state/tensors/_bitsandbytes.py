@@ -173,15 +173,19 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
         if packed.numel() != 1 or packed.item() != 0:
             raise ValueError("its weight_format is not that of rows")
         return inner, {"has_fp16_weights": False}
-    context = json.loads(bytes(packed.tolist()))
+    try:
+        context = json.loads(bytes(packed.tolist()))
+    except (TypeError, ValueError):
+        raise ValueError("its quant_state is not JSON") from None
+    names = {"quant_type", "blocksize", "dtype", "shape"}
+    if not isinstance(context, dict) or not names <= context.keys() or not context["shape"]:
+        raise ValueError("its quant_state is not what bitsandbytes writes")
     tensors = dict(inner)
     if "nested_offset" in context:
         import torch
 
         offset = float(context.pop("nested_offset"))
         tensors["nested_offset"] = torch.tensor(offset, device="cpu")
-    if not isinstance(context, dict) or not {"quant_type", "blocksize", "dtype"} <= context.keys():
-        raise ValueError("its quant_state is not what bitsandbytes writes")
     return tensors, context
 
 
