@@ -120,6 +120,16 @@ def test_program_converts_and_prints_a_summary(at):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
+def test_program_renames(at, capsys):
+    saved({"a.w": torch.ones(3), "b": {"w": torch.zeros(2)}}, at / "a.pt")
+    words = [str(at / "a.pt"), str(at / "ckpt"), "--rename", "a=x.y", "--rename", "b="]
+    assert _cli.main(words) == 0
+    assert sorted(ringstow.open(at / "ckpt").keys()) == ["w", "x.y.w"]
+    with pytest.raises(SystemExit):
+        _cli.main([*words, "--rename", "a"])
+    assert "'a' is not OLD=NEW" in capsys.readouterr().err
+
+
 def test_program_prints_errors_in_one_line(at):
     ran = program(at / "nothing", at / "x")
     assert ran.returncode == 2

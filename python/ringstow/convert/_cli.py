@@ -27,6 +27,7 @@ examples:
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
   ringstow convert ckpt hf --to hf --dequantize           quantized weights, dense
+  ringstow convert ckpt hf --to hf --rename model.encoder=backbone
   ringstow convert s3://bucket/run/step-1000 model.pt     from an object store
 
 If it fails or is interrupted while it writes, it removes what it wrote, and a checkpoint that it
@@ -68,6 +69,7 @@ def main(argv: list[str]) -> int:
                     overwrite=args.overwrite,
                     allow_pickle=args.allow_pickle,
                     dequantize=args.dequantize,
+                    rename=dict(args.rename) or None,
                     prefix=args.prefix,
                     dtype=args.dtype,
                     max_shard_size=args.max_shard_size,
@@ -188,6 +190,16 @@ def _parser() -> argparse.ArgumentParser:
         help="replace a checkpoint of the same kind at DST, once the new one is complete",
     )
     parser.add_argument(
+        "--rename",
+        metavar="OLD=NEW",
+        type=_renamed,
+        action="append",
+        default=[],
+        help="give names of SRC with the parts OLD the parts NEW instead: model.encoder=backbone; "
+        "* is any one part, and module= leaves a part out. May be given more often. Joining and "
+        "splitting tensors takes ringstow.convert.convert(rename=)",
+    )
+    parser.add_argument(
         "--prefix",
         default="",
         help="hf: only tensors whose names start with this, which is stripped (default: the "
@@ -212,6 +224,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    """Return the two names of ``--rename``."""
+    old, equals, new = text.partition("=")
+    if not (old and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW, such as model.encoder=backbone")
+    return old, new
 
 
 def _tell(report: ConvertReport) -> None:

@@ -24,7 +24,7 @@ from ringstow import _native
 from ringstow._core._arguments import StrPath, absolute
 from ringstow._core._config import Config, parse_size
 from ringstow._core._dispatch_modes import real_tensors
-from ringstow._core._errors import InvalidStateError
+from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._core._gc_pause import collector_paused
 from ringstow._publish import _checkpoint_kinds, _replace
 from ringstow._ranks._group import team_of
@@ -32,9 +32,10 @@ from ringstow._ranks._team import Team
 from ringstow._reports._io_reports import SaveReport
 from ringstow._state.tensors import _torch
 from ringstow._state.tree import _cycles
+from ringstow._state.tree._rename import Given, Rename
 from ringstow._state.tree._select import listed
 from ringstow.dcp._export_dequantized import Planner
-from ringstow.dcp._export_layout import Chunk, Held, Model, held, merged
+from ringstow.dcp._export_layout import Chunk, Held, Model, check_renamed, held, merged
 from ringstow.dcp._export_rank import Layout, ShareWriter
 
 _log = logging.getLogger("ringstow")
@@ -79,6 +80,7 @@ class Options:
     numbers: tuple[tuple[str, int], ...] | Literal["one"] | None = None
     """The number of each tensor's file, from 1, or one file for all, also with an index. None
     splits the tensors by size."""
+    rename: Given | None = None
 
 
 @real_tensors()
@@ -92,6 +94,7 @@ def export_hf(
     max_shard_size: int | str = "5GB",
     overwrite: bool = False,
     dequantize: bool = False,
+    rename: Given | None = None,
     config: Config | None = None,
 ) -> ExportReport:
     """Write a model as safetensors files for ``from_pretrained``, by all ranks at once.
@@ -122,6 +125,9 @@ def export_hf(
         dequantize: write quantized tensors as dense ones, of the dtype that they stand for: those
             of types with a ``dequantize()``, such as torchao's, and the weights of bitsandbytes'
             layers. Each rank dequantizes its own shards, one at a time.
+        rename: give the files other names than the state dict's, such as
+            ``{"encoder": "backbone"}``; see `ringstow.load_into`, whose checkpoint is the state
+            dict here. ``prefix`` is one of the new names. It joins and splits no tensors.
         config: this rank's configuration; None means the defaults.
 
     Returns:
@@ -130,8 +136,10 @@ def export_hf(
     Raises:
         InvalidStateError: the ranks give different arguments, or together lack elements of a
             tensor; or a tensor cannot be written.
-        UnsupportedError: a dtype or kind of tensor can't be written, or only with ``dequantize``.
-        KeyMismatchError: no tensor has a name with the prefix.
+        UnsupportedError: a dtype or kind of tensor can't be written, or only with ``dequantize``; or
+            ``rename`` joins or splits tensors.
+        KeyMismatchError: no tensor has a name with the prefix; or ``rename`` makes two names one.
+        TypeError, ValueError: an invalid ``rename``.
         FileExistsError: the path is not empty, and ``overwrite`` is false.
         BusyError: another export or save writes to the path.
         OSError: the system refused: a full disk, no permission. No files remain.
@@ -147,7 +155,13 @@ def export_hf(
             max_shard_bytes=parse_size(max_shard_size),
             overwrite=overwrite,
             dequantize=dequantize,
+            rename=rename,
         )
+        if rename is not None and Rename(rename).joins:
+            raise UnsupportedError(
+                "export_hf writes each tensor as it is, and its rename= would join or split some: "
+                "save the state, and give the checkpoint and rename= to ringstow.convert.convert"
+            )
         return options, *_plan(state_dict, options)
 
     return export_planned(planned, team_of(group), config)
@@ -224,6 +238,7 @@ class _Said(NamedTuple):
     chunks: list[Chunk]
     left_out: list[str]
     outside: set[str]
+    renamed: dict[str, str]
 
 
 class _Export:
@@ -237,7 +252,7 @@ class _Export:
         self._team = team
         self.config = config
         self._options = Options(path="")
-        self._mine = Held([], [], [], set())
+        self._mine = Held([], [], [], set(), {})
 
     def describe(self, planned: Planned) -> _Said:
         """Return this rank's tensors and options."""
@@ -247,8 +262,10 @@ class _Export:
             )
         self._options, plan, planner = planned()
         self.config = dataclasses.replace(self.config, shard_bytes=self._options.max_shard_bytes)
-        self._mine = mine = held(plan, planner, self._options.prefix, self._options.dtype)
-        return _Said(self._options, mine.chunks, mine.left_out, mine.outside)
+        options, given = self._options, self._options.rename
+        rename = None if given is None else Rename(given)
+        self._mine = mine = held(plan, planner, options.prefix, options.dtype, rename)
+        return _Said(options, mine.chunks, mine.left_out, mine.outside, mine.renamed)
 
     def begin(self, said: list[_Said], room: contextlib.ExitStack) -> tuple[str, list[str]]:
         """Plan this rank's share; on rank 0 also create the files.
@@ -256,6 +273,7 @@ class _Export:
         Returns:
             On rank 0, the directory to write, and the files in it.
         """
+        check_renamed((one.renamed for one in said), self._options.path)
         model = merged(
             [(one.chunks, one.left_out, one.outside) for one in said], self._options.prefix
         )
@@ -294,10 +312,10 @@ def _check_same(options: list[Options]) -> None:
     first = options[0]
     for rank, other in enumerate(options):
         for field in dataclasses.fields(Options):
-            one, two = getattr(first, field.name), getattr(other, field.name)
+            one, two = (repr(getattr(each, field.name)) for each in (first, other))
             if one != two:
                 raise InvalidStateError(
-                    f"{field.name} is {one!r:.200} on rank 0 and {two!r:.200} on rank {rank}: give "
+                    f"{field.name} is {one:.200} on rank 0 and {two:.200} on rank {rank}: give "
                     "the same arguments on all ranks"
                 )
 

@@ -7,8 +7,9 @@ returns which region of which tensor a rank has.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,10 @@ from ringstow._core._errors import Error, InvalidStateError, KeyMismatchError
 from ringstow._state.tensors import _torch
 from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._memory import Memory, in_elements
+from ringstow._state.tree._fitting import two_of_one_name
+from ringstow._state.tree._named_leaves import steps_of, text_of
 from ringstow._state.tree._refusals import Refusals
+from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._select import listed
 from ringstow.dcp import _resolved_items
 from ringstow.dcp._export_plan import Box, Shape, Tensor
@@ -64,6 +68,8 @@ class Held:
     """Names of values that are not tensors."""
     outside: set[str]
     """First keys of the names without the prefix."""
+    renamed: dict[str, str]
+    """The new name of each name, if names are mapped."""
 
 
 class Model(NamedTuple):
@@ -82,18 +88,23 @@ class Model(NamedTuple):
         return [(one.name, code, in_elements(one.shape, code)) for one, code in pairs]
 
 
-def held(plan: SavePlan, planner: SavePlanner, prefix: str, dtype: str | None) -> Held:
-    """Return this rank's part by its plan, of the names with a prefix.
+def held(
+    plan: SavePlan, planner: SavePlanner, prefix: str, dtype: str | None, rename: Rename | None
+) -> Held:
+    """Return this rank's part by its plan, of the names with a prefix after the renaming.
 
     Raises:
         UnsupportedError: tensors of kinds that can't be written; names them all.
         InvalidStateError: tensors can't be written, some for another reason; names them all.
     """
-    mine = Held([], [], [], set())
+    mine = Held([], [], [], set(), {})
     refusals = Refusals()
     first: dict[object, str] = {}
     for item in plan.items:
         name = item.index.fqn
+        if rename is not None:
+            name = text_of(rename.there(steps_of((name,))))
+            mine.renamed.setdefault(item.index.fqn, name)
         if not name.startswith(prefix) or len(name) == len(prefix):
             mine.outside.add(name.partition(".")[0])
         elif item.type == WriteItemType.BYTE_IO:
@@ -183,6 +194,22 @@ def merged(said: Sequence[tuple[list[Chunk], list[str], set[str]]], prefix: str)
     others = (other for _, names, _ in said for other in names)
     model.left_out.extend(sorted({name for name in others if name not in of_name}))
     return model
+
+
+def check_renamed(said: Iterable[dict[str, str]], where: str) -> None:
+    """Refuse a renaming that makes one name of two.
+
+    Args:
+        said: each rank's new name of each name.
+        where: the path, for messages.
+
+    Raises:
+        KeyMismatchError: two names are equal after the renaming.
+    """
+    names: dict[str, str] = {}
+    for old, new in itertools.chain.from_iterable(one.items() for one in said):
+        if names.setdefault(new, old) != old:
+            raise two_of_one_name((names[new], old), "the state dict", where)
 
 
 def _nothing(outside: set[str], prefix: str) -> KeyMismatchError:

@@ -62,7 +62,11 @@ def of_model(rank, layout, path, options):
         (8, "fsdp2"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "prefix": "first."}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtype": "bfloat16", "prefix": "one.", "rename": {"first": "one", "weight": "w"}}],
+    ids=str,
+)
 def test_model_is_that_of_one_process(ranks, tmp_path, world, layout, options):
     outcomes = ranks(world).run(of_model, layout, tmp_path / "by-all", options)
     state = outcomes[0][0]

@@ -94,6 +94,7 @@ def different(rank, path, name, values):
         ("max_shard_size", ("5GB", "1GB")),
         ("overwrite", (True, False)),
         ("path", ("one", "other")),
+        ("rename", ({"w0": "w"}, None)),
     ],
 )
 def test_different_arguments_are_refused_on_all_ranks(ranks, tmp_path, name, values):
@@ -157,7 +158,14 @@ def with_options(rank, path, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "int8"}, {"dtype": torch.float8_e5m2}, {"max_shard_size": 0}, {"prefix": "x."}],
+    [
+        {"dtype": "int8"},
+        {"dtype": torch.float8_e5m2},
+        {"max_shard_size": 0},
+        {"prefix": "x."},
+        {"rename": {"w0": "w1"}},  # two names become one
+        {"rename": {("w0", "w1"): ringstow.Concat("w")}},
+    ],
     ids=str,
 )
 def test_wrong_arguments_are_refused(ranks, tmp_path, options):

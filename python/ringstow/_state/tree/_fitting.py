@@ -119,7 +119,12 @@ def _key(key: Any, steps: Steps) -> Any:
 
 
 def _refusal(paths: Iterable[Path], side: str, where: str) -> KeyMismatchError:
-    names = " and ".join(map(describe, paths))
+    return two_of_one_name(map(describe, paths), side, where)
+
+
+def two_of_one_name(found: Iterable[str], side: str, where: str) -> KeyMismatchError:
+    """Return the error of a rename that makes one name of these."""
+    names = " and ".join(found)
     return KeyMismatchError(
         f"{where}: after rename= two names of {side} are one: {names}. Map longer runs of steps, "
         "such as 'model.module' in place of 'module'",
