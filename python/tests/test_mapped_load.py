@@ -166,6 +166,9 @@ def test_damage_is_an_error_before_the_return(path):
     with pytest.raises(ringstow.CorruptCheckpointError, match="damaged at offset 0") as caught:
         ringstow.load(path, mmap=True)
     assert "model.w" in caught.value.tensors
+    with pytest.raises(ringstow.CorruptCheckpointError) as read:
+        ringstow.load(path)
+    assert str(caught.value) == str(read.value)
     with pytest.raises(ValueError, match="nothing compares checksums here"):
         ringstow.load(path, mmap=True, verify=False).wait_verified()
 

@@ -158,16 +158,13 @@ class MappedFiles:
                 raise
             self._held.compare(names)  # the path has another checkpoint by now, or none
             return
-        if found:
-            first, tensors = found[0], [one["name"] for one in found]
-            raise CorruptCheckpointError(
-                f"{first['file']} is damaged at offset {first['offset']}, in tensors "
-                f"{', '.join(tensors[:20])}{', ...' if len(tensors) > 20 else ''}: {first['why']}; "
-                "restore the file from a copy, or go back to an earlier checkpoint",
-                file=first["file"],
-                offset=first["offset"],
-                tensors=tensors,
-            )
+        damaged = [one["name"] for one in found]
+        if damaged:
+            try:
+                self._checkpoint.load(damaged)  # says what is damaged, as any load does
+            except CorruptCheckpointError as error:
+                error.tensors = damaged
+                raise
 
 
 class _Comparison:
