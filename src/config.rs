@@ -52,6 +52,21 @@ pub enum Switch {
     Off,
 }
 
+/// Which ranks of a load share what they read, instead of each reading all that it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShareReads {
+    /// Those with which it pays, by what the ranks measure: none, those of each host, or all.
+    #[default]
+    Auto,
+    /// None.
+    Off,
+    /// Those of each host, through its page cache.
+    Host,
+    /// All: one reads what several need, and sends it to them.
+    Group,
+}
+
 /// How to save and load. The defaults are right for most machines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -110,6 +125,9 @@ pub struct Config {
     /// Most bytes per second of such a copy. 0, the default, means no limit.
     #[serde(deserialize_with = "size")]
     pub promotion_rate: u64,
+    /// Which ranks share what they read, in Python's loads by several ranks; the crate's own loads are of one process.
+    /// Default auto.
+    pub share_reads: ShareReads,
     /// File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto. Replaces an existing
     /// file. Default none.
     pub trace: Option<PathBuf>,
@@ -144,6 +162,7 @@ impl Default for Config {
             recycle: false,
             tiers: Vec::new(),
             promotion_rate: 0,
+            share_reads: ShareReads::Auto,
             trace: None,
         }
     }

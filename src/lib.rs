@@ -74,7 +74,7 @@ mod units;
 pub use api::{
     Store, latest, load, load_async, prune, remove, retain, save, save_async, steps, verify,
 };
-pub use config::{Config, EngineChoice, IoPriority, Switch};
+pub use config::{Config, EngineChoice, IoPriority, ShareReads, Switch};
 #[cfg(feature = "cuda")]
 pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
 pub use device::{Source, StridedTarget, Target, TensorSource};
@@ -153,6 +153,7 @@ pub mod internals {
         pub use crate::path_text::for_python;
     }
     pub mod pipeline {
+        pub use crate::pipeline::load::{Arrivals, Slot};
         pub use crate::pipeline::{report, runtime};
     }
     pub mod plan {
@@ -164,13 +165,13 @@ pub mod internals {
     pub mod store {
         pub use crate::store::{
             KINDS, LoadPlace, MappedTensor, ModelLayout, ModelSession, Newer, NodeSession,
-            TORCH_ENDINGS, add_to_history, adopt, await_all_written, check_apart, check_covers,
-            check_own_name, check_own_share, check_run, claim, claim_for, copies_of,
+            ShardSource, TORCH_ENDINGS, add_to_history, adopt, await_all_written, check_apart,
+            check_covers, check_own_name, check_own_share, check_run, claim, claim_for, copies_of,
             deepspeed_directory, diff, export, files_of_index, follow, give_up, given_up, has_gone,
-            is_one_run, join, kept, kind_of, latest, list, name_run, node_id, owner, pin, pinned,
-            promote, prune, prune_plan, prune_with, recycled, remove_checkpoint, retain,
-            retain_plan, save, slim, steps, unfinished, unpin, verify, was_removed, weights_in,
-            write_rank,
+            has_weights_by_torch, is_one_run, join, kept, kind_and_weights, kind_of, latest, list,
+            name_run, node_id, owner, pin, pinned, promote, prune, prune_plan, prune_with,
+            recycled, remove_checkpoint, retain, retain_plan, save, slim, steps, unfinished, unpin,
+            verify, was_removed, weights_in, write_rank,
         };
     }
     pub mod sys {

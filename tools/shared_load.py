@@ -1,33 +1,46 @@
-"""What a load on several ranks of a host reads from the disk, if all of them need the same bytes.
+"""What a load on several ranks reads from the disk, if all of them need the same bytes.
 
     torchrun --nproc-per-node 4 tools/shared_load.py /mnt/nvme
     torchrun --nproc-per-node 4 tools/shared_load.py /mnt/nvme --disk-rate 200M     # as root
+    torchrun --nproc-per-node 4 tools/shared_load.py /mnt/nvme --nodes 2 --disk-rate 200M
 
-Each round loads a replicated state twice, cold: past the page cache on every rank (`direct="on"`),
-and as `ringstow.distributed.load_into` chooses. Prints medians with quartiles, and the bytes that
-the disk gave, as multiples of the state.
+Each round loads a replicated state cold, in each way of `Config(share_reads=)`, in turn. Prints
+medians with quartiles, the bytes that the disk gave and those that ranks have sent, as multiples of
+the state. With `--nodes`, as root, the ranks play hosts that share a disk: each has a copy of the
+checkpoint there, and thus pages of its own in the cache. They share the processor and the loopback.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import shutil
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple, get_args
 
 import ringstow
 import torch
 import torch.distributed as dist
 from comparing.directories import fresh_directory
 from comparing.durable import drop_caches
-from ringstow import distributed
-from stepping.slow_disk import slow_disk
+from comparing.processes import CompareFailed
+from ringstow import _native, distributed
+from ringstow._core._config import ShareReads
+from stepping.slow_disk import run, slow_disk
 
 TENSORS = 8
-Switch = Literal["on", "auto"]
-WAYS: tuple[Switch, ...] = ("on", "auto")
+WAYS: tuple[ShareReads, ...] = get_args(ShareReads)
+
+
+class Loaded(NamedTuple):
+    """A cold load on all ranks: seconds; bytes that the disk gave, and that ranks have sent."""
+
+    seconds: float
+    read: float
+    sent: float
 
 
 def main() -> None:
@@ -35,6 +48,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, size = dist.get_rank(), dist.get_world_size()
+    node = rank * args.nodes // size
+    if args.nodes:
+        _native.boot_id = lambda: f"node {node}"
     elements = int(args.gb * 1e9) // 4 // TENSORS
     state = {f"w{n}": torch.zeros(elements) for n in range(TENSORS)}
     with disk(args) as root, fresh_directory(root) if root else nullcontext() as directory:
@@ -43,17 +59,27 @@ def main() -> None:
         path = Path(shared[0]) / "checkpoint"
         if rank == 0:
             ringstow.save({name: torch.randn(elements) for name in state}, path)
+            for other in range(1, args.nodes):
+                shutil.copytree(path, path.with_name(f"copy-{other}"))
+        dist.barrier()
+        if node:
+            mount_apart(path.with_name(f"copy-{node}"), path)
         found = [[load(state, path, way) for way in WAYS] for _ in range(args.rounds)]
         dist.barrier()
     if rank == 0:
-        print(f"{size} ranks, {args.gb} GB each, {args.rounds} rounds, cold")
+        nodes = f" of {args.nodes} nodes" if args.nodes else ""
+        print(f"{size} ranks{nodes}, {args.gb} GB each, {args.rounds} rounds, cold")
         for number, way in enumerate(WAYS):
-            seconds = sorted(one[number][0] for one in found)
-            low, middle, high = (
-                statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+            loads = [one[number] for one in found]
+            seconds = [one.seconds for one in loads]
+            low, middle, high = statistics.quantiles(seconds, n=4)
+            read, sent = (
+                statistics.median(one[at] for one in loads) / (args.gb * 1e9) for at in (1, 2)
             )
-            read = statistics.median(one[number][1] for one in found) / (args.gb * 1e9)
-            print(f"direct={way:<5} {middle:6.2f} s ({low:.2f} to {high:.2f}), read {read:.2f} x")
+            print(
+                f"share_reads={way:<5} {middle:6.2f} s ({low:.2f} to {high:.2f}), "
+                f"read {read:.2f} x, sent {sent:.2f} x"
+            )
     dist.destroy_process_group()
 
 
@@ -62,6 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("directory", type=Path, help="where to save and load")
     parser.add_argument("--gb", type=float, default=0.8, help="the state (0.8)")
     parser.add_argument("--rounds", type=int, default=5, help="loads of each way, 2 or more (5)")
+    parser.add_argument("--nodes", type=int, default=0, help="how many hosts the ranks play")
     parser.add_argument("--disk-rate", help="a loop device of this rate instead: 200M")
     return parser.parse_args()
 
@@ -72,22 +99,30 @@ def disk(args: argparse.Namespace) -> AbstractContextManager[Path | None]:
         return nullcontext()
     if not args.disk_rate:
         return nullcontext(args.directory)
-    size = int(args.gb * 1.2e9) + (256 << 20)
+    size = int(args.gb * 1.2e9) * max(args.nodes, 1) + (256 << 20)
     return slow_disk(args.directory, size, ringstow.Config(write_rate=args.disk_rate).write_rate)
 
 
-def load(state: dict[str, torch.Tensor], path: Path, way: Switch) -> tuple[float, float]:
-    """Return the seconds of a cold load on all ranks, and the bytes that the disk gave."""
-    if dist.get_rank() == 0:
-        drop_caches(path)
+def mount_apart(copy: Path, path: Path) -> None:
+    """Have this process alone see a copy at a path: its pages in the cache are this node's own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000):  # CLONE_NEWNS
+        raise CompareFailed("--nodes needs root: each node has mounts of its own")
+    run("mount", "--make-rprivate", "/")
+    run("mount", "--bind", str(copy), str(path))
+
+
+def load(state: dict[str, torch.Tensor], path: Path, way: ShareReads) -> Loaded:
+    """Return a cold load on all ranks."""
+    drop_caches(path)
     dist.barrier()
     before, begun = read_bytes(), time.monotonic()
-    distributed.load_into(state, path, config=ringstow.Config(direct=way))
+    report = distributed.load_into(state, path, config=ringstow.Config(share_reads=way))
     dist.barrier()
     seconds = time.monotonic() - begun
-    read = torch.tensor(read_bytes() - before, dtype=torch.float64)
-    dist.all_reduce(read)
-    return seconds, float(read)
+    moved = torch.tensor([read_bytes() - before, report.received_bytes], dtype=torch.float64)
+    dist.all_reduce(moved)
+    return Loaded(seconds, *moved.tolist())
 
 
 def read_bytes() -> int:

@@ -15,6 +15,7 @@ __all__ = [
     "POLL_S",
     "SEEN_S",
     "TORCH_ENDINGS",
+    "Arrivals",
     "Block",
     "Checkpoint",
     "Clearing",
@@ -35,6 +36,7 @@ __all__ = [
     "RunSteps",
     "SaveJob",
     "Session",
+    "Slot",
     "Tensors",
     "Wanted",
     "Watch",
@@ -76,9 +78,11 @@ __all__ = [
     "go_back",
     "gpus",
     "has_gone",
+    "has_weights_by_torch",
     "is_one_run",
     "join_run",
     "kept",
+    "kind_and_weights",
     "lacking",
     "latest",
     "look_at_once",
@@ -478,6 +482,8 @@ class Matches:
 @final
 class Wanted:
     def __len__(self) -> int: ...
+    @property
+    def numbers(self) -> list[int]: ...
 
 # The tensors that a load reads, while `fill` makes values of them.
 @final
@@ -546,6 +552,8 @@ class Checkpoint:
     # From now on loads read through the page cache, which the processes of this host share, unless
     # the configuration says how to read.
     def read_through_page_cache(self) -> None: ...
+    # From now on loads take from these what comes; from files alone, if there are none.
+    def take_from(self, arrivals: Arrivals | None) -> None: ...
     # The checkpoint's fingerprint; None for another program's files.
     @property
     def stamp(self) -> str | None: ...
@@ -584,6 +592,35 @@ class Checkpoint:
     # Blocks that are views of the files, copied on write; None for tensors that must be read.
     # Nothing is read or compared.
     def map(self, names: list[str]) -> tuple[list[Block | None], str]: ...
+
+# Parts of a checkpoint's files, by file, first byte and end, that come in this order. A load takes
+# them in place of reading the files. `slots` are kept at most, each of at most `slot_bytes`.
+# What does not come, or is damaged, is read from its file.
+@final
+class Arrivals:
+    def __new__(
+        cls,
+        checkpoint: Checkpoint,
+        parts: list[tuple[int, int, int]],
+        slots: int,
+        slot_bytes: int,
+        direct: bool,
+    ) -> Arrivals: ...
+    # Memory for a part, which may be longer; None if there is none now, unless this waits for some.
+    def slot(self, waits: bool) -> Slot | None: ...
+    # Reads bytes of a file from a multiple of 4096 on, past the page cache if `direct`, unchecked.
+    def read(self, slot: Slot, file: int, begin: int, nbytes: int) -> None: ...
+    # Says that a part is in a slot, to which nobody writes from now on. `own`: this rank read it.
+    def put(self, number: int, slot: Slot, own: bool) -> None: ...
+    # Says that a part does not come.
+    def lost(self, number: int) -> None: ...
+    # Says that nothing comes any more.
+    def close(self) -> None: ...
+
+# Memory for a part. With the last reference it is free for another.
+@final
+class Slot:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # Host memory for copies, which counts with what background saves may take together. With the last
 # reference to it, it is kept for the next copies, unless `discard` was called.
@@ -923,6 +960,11 @@ def outline(tree: str) -> tuple[int, int, list[str]]: ...
 # The kind of another program's checkpoint, a key of `FOREIGN_KINDS`; None if none is recognized.
 # NotCommittedError: its save has not ended. UnsupportedError: its format is not read.
 def foreign_kind(path: str) -> str | None: ...
+
+# The same, and whether it is a directory of a model whose weights torch.save wrote; that alone,
+# also of other kinds. A Checkpoint opens all other models. Errors also of `weights_in`.
+def kind_and_weights(path: str) -> tuple[str | None, bool]: ...
+def has_weights_by_torch(path: str) -> bool: ...
 
 # The directory with DeepSpeed's files: the path, or the one that its file `latest` names.
 def deepspeed_directory(path: str) -> str | None: ...

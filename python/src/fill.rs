@@ -28,6 +28,11 @@ impl Wanted {
     fn __len__(&self) -> usize {
         self.numbers.len()
     }
+
+    #[getter]
+    fn numbers(&self) -> Vec<usize> {
+        self.numbers.clone()
+    }
 }
 
 /// Looks for what a skeleton needs. The leaves note the numbers of their tensors.

@@ -13,6 +13,21 @@ pub(crate) fn foreign_kind(py: Python<'_>, path: PathBuf) -> PyResult<Option<&'s
     py.detach(|| store::kind_of(&path)).map_err(to_python)
 }
 
+/// The same, and whether it is a directory of a model whose weights `torch.save` wrote.
+#[pyfunction]
+pub(crate) fn kind_and_weights(
+    py: Python<'_>,
+    path: PathBuf,
+) -> PyResult<(Option<&'static str>, bool)> {
+    py.detach(|| store::kind_and_weights(&path)).map_err(to_python)
+}
+
+/// Whether `torch.save` wrote the weights in a directory.
+#[pyfunction]
+pub(crate) fn has_weights_by_torch(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+    py.detach(|| store::has_weights_by_torch(&path)).map_err(to_python)
+}
+
 /// The directory with `DeepSpeed`'s files: the path, or the one that its file `latest` names.
 #[pyfunction]
 pub(crate) fn deepspeed_directory(py: Python<'_>, path: PathBuf) -> Option<OsString> {

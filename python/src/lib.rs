@@ -5,6 +5,7 @@
 //! looks for Ctrl-C.
 #![allow(unsafe_code)]
 
+mod arrivals;
 mod catalog;
 mod encode;
 mod error;
@@ -241,6 +242,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
+        arrivals::{Arrivals, Slot},
         catalog::{
             check_covers, has_gone, latest, prune, remove, retain, shared_file_system, slim, steps,
         },
@@ -249,8 +251,8 @@ mod _native {
         exit::{end_jobs, fail_exit},
         fill::{Loading, Wanted, fill, survey},
         foreign::{
-            deepspeed_directory, files_of_index, foreign_kind, numbered_sets, superseded_weights,
-            weights_in,
+            deepspeed_directory, files_of_index, foreign_kind, has_weights_by_torch,
+            kind_and_weights, numbered_sets, superseded_weights, weights_in,
         },
         load::Checkpoint,
         logging::deliver,

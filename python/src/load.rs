@@ -10,6 +10,7 @@ use pyo3::types::{PyList, PyTuple};
 use ringstow::internals::{
     device::cuda::Ready,
     format::select::{self, Wanted},
+    pipeline::Arrivals,
 };
 use ringstow::{
     CheckpointKind, Chunk, Config, Job, LoadOptions, OpenOptions, Result, Runtime, Slice, Switch,
@@ -17,9 +18,9 @@ use ringstow::{
 };
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A box of a chunk and its memory: name, number of the chunk, offsets, lengths, address, strides.
 #[derive(FromPyObject)]
@@ -63,6 +64,8 @@ pub(crate) struct Checkpoint {
     progress: Option<wait::Progress>,
     /// Whether loads read through the page cache.
     through_cache: AtomicBool,
+    /// What other ranks read and send.
+    arrivals: Mutex<Option<Arc<Arrivals>>>,
 }
 
 impl Checkpoint {
@@ -73,6 +76,20 @@ impl Checkpoint {
         through_cache.then(|| Runtime::shared(&config())).transpose()
     }
 
+    fn arrivals(&self) -> Option<Arc<Arrivals>> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn options<'a>(
+        &self,
+        job: &'a Arc<Job>,
+        runtime: Option<&'a Runtime>,
+        arrivals: Option<&'a Arrivals>,
+    ) -> LoadOptions<'a> {
+        let defaults = LoadOptions::default();
+        LoadOptions { verify: self.verify, runtime, job: Some(job), arrivals, ..defaults }
+    }
+
     /// Runs a load on a thread of its own.
     fn run<T: Send>(
         &self,
@@ -81,9 +98,8 @@ impl Checkpoint {
     ) -> PyResult<T> {
         let job = Job::of(&self.config);
         wait::run(py, &job, self.progress.as_ref(), |job| {
-            let (verify, runtime) = (self.verify, self.runtime()?);
-            let runtime = runtime.as_deref();
-            load(LoadOptions { verify, runtime, job: Some(job), ..LoadOptions::default() })
+            let (runtime, arrivals) = (self.runtime()?, self.arrivals());
+            load(self.options(job, runtime.as_deref(), arrivals.as_deref()))
         })
     }
 
@@ -94,11 +110,10 @@ impl Checkpoint {
         load: impl FnOnce(LoadOptions<'_>, Sender<M>) -> Result<T> + Send,
         beside: impl FnOnce(M) -> PyResult<()>,
     ) -> PyResult<T> {
-        let (job, verify) = (Job::of(&self.config), self.verify);
+        let job = Job::of(&self.config);
         let load = |job: &Arc<Job>, send| {
-            let runtime = self.runtime()?;
-            let runtime = runtime.as_deref();
-            load(LoadOptions { verify, runtime, job: Some(job), ..LoadOptions::default() }, send)
+            let (runtime, arrivals) = (self.runtime()?, self.arrivals());
+            load(self.options(job, runtime.as_deref(), arrivals.as_deref()), send)
         };
         wait::run_beside(py, &job, self.progress.as_ref(), load, beside)
     }
@@ -140,12 +155,20 @@ impl Checkpoint {
         let options = OpenOptions::of(&config).copies(&copies).foreign(foreign).damaged(damaged);
         let inner = py.detach(|| options.open(path)).map_err(to_python)?;
         let through_cache = AtomicBool::new(false);
-        Ok(Self { inner, config, verify, progress, through_cache })
+        let arrivals = Mutex::default();
+        Ok(Self { inner, config, verify, progress, through_cache, arrivals })
     }
 
     /// From now on loads read through the page cache, unless the configuration says how to read.
     fn read_through_page_cache(&self) {
         self.through_cache.store(self.config.direct == Switch::Auto, Relaxed);
+    }
+
+    /// From now on loads take from these what comes; from files alone, if there are none.
+    #[pyo3(signature = (arrivals))]
+    fn take_from(&self, arrivals: Option<&crate::arrivals::Arrivals>) {
+        let arrivals = arrivals.map(|arrivals| arrivals.inner.clone());
+        *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner) = arrivals;
     }
 
     #[getter]

@@ -31,6 +31,7 @@ def test_config_has_the_fields_and_defaults_of_the_rust_side():
         "recycle": False,
         "tiers": [],
         "promotion_rate": 0,
+        "share_reads": "auto",
         "trace": None,
     }
 

@@ -30,7 +30,7 @@ DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "
 DEFAULTS |= {"nice": 0, "io_priority": "normal", "write_rate": 0}
 DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
 DEFAULTS |= {"shard_bytes": 0, "files": 1, "stripe": (), "recycle": False, "trace": None}
-DEFAULTS |= {"tiers": (), "promotion_rate": 0}
+DEFAULTS |= {"tiers": (), "promotion_rate": 0, "share_reads": "auto"}
 # Automatic, which is 256 MiB for the plain saves that are measured.
 OF_CONFIG = DEFAULTS | {"pool_bytes": "auto"}
 DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}

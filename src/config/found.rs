@@ -414,6 +414,7 @@ mod tests {
                 "recycle" => ("true", json!(true)),
                 "tiers" => ("/mnt/b:s3://b/run", json!(["/mnt/b", "s3://b/run"])),
                 "promotion_rate" => ("1M", json!(1 << 20)),
+                "share_reads" => ("Group", json!("group")),
                 "trace" => ("7", json!("7")),
                 new => panic!("add a value for {new} here"),
             };

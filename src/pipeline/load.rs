@@ -4,10 +4,12 @@
 //! the memory that the tensors will live in ([`read_arenas`]), through the staging pool into memory
 //! that exists already ([`read_into`]), or nowhere ([`check`]).
 
+mod arrivals;
 mod files;
 mod readers;
 mod reads;
 
+pub use arrivals::{Arrivals, Slot};
 pub(super) use files::open as open_files;
 pub(crate) use files::open_shard;
 pub(crate) use reads::{FileOwner, Reads, ShardFile};
@@ -36,6 +38,8 @@ pub(crate) struct ReadOutcome {
     pub seconds: LoadSeconds,
     /// Bytes that were copied from the page cache.
     pub cached_bytes: u64,
+    /// Bytes that other processes have read and sent.
+    pub received_bytes: u64,
 }
 
 /// Reads blocks straight into fresh memory: one mapping per file, which holds its blocks back to back,
@@ -229,9 +233,9 @@ fn read_blocks(
     let readers = Readers::new(reads, &files, job, share, memory, deliver, damages);
     job.traced(config, || scoped_workers(workers, || readers.work(), || job.cancel()));
     seconds.read = reading.elapsed().as_secs_f64();
-    let cached_bytes = readers.report(&mut moved, &mut seconds);
+    let (cached_bytes, received_bytes) = readers.report(&mut moved, &mut seconds);
     update(&mut moved, reads.dir, &files.queues());
     seconds.total = started.elapsed().as_secs_f64();
     files.settle(reads.dir)?;
-    Ok(ReadOutcome { moved, seconds, cached_bytes })
+    Ok(ReadOutcome { moved, seconds, cached_bytes, received_bytes })
 }

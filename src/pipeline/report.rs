@@ -166,6 +166,9 @@ pub struct LoadReport {
     /// Of these, bytes that were in the page cache and copied from there, without the disk.
     #[serde(default)]
     pub cached_bytes: u64,
+    /// Of [`read_bytes`](Self::read_bytes), bytes that another process has read and sent.
+    #[serde(default)]
+    pub received_bytes: u64,
     /// Whether every checksum chunk was verified.
     pub verified: bool,
     /// How the bytes were moved.
@@ -377,8 +380,12 @@ impl fmt::Display for LoadReport {
         let figures = (self.read_bytes, self.seconds.total, self.gb_per_s());
         write!(f, "loaded {}: {}", self.path.display(), done(figures, &self.moved))?;
         match self.cached_bytes {
+            0 => {}
+            cached => write!(f, ", {} from the page cache", size(cached))?,
+        }
+        match self.received_bytes {
             0 => Ok(()),
-            cached => write!(f, ", {} from the page cache", size(cached)),
+            received => write!(f, ", {} from other ranks", size(received)),
         }
     }
 }

@@ -46,7 +46,7 @@ pub use promote::{
 pub(crate) use read::again::{again, while_replaced};
 pub use read::checkpoint::{Checkpoint, CheckpointKind, OpenOptions};
 pub use read::copies::copies_of;
-pub use read::foreign::{files_of_index, weights_in};
+pub use read::foreign::{files_of_index, has_weights_by_torch, kind_and_weights, weights_in};
 pub use read::info::{FileInfo, Info};
 pub use read::kinds::{KINDS, TORCH_ENDINGS, deepspeed_directory, kind_of};
 pub use read::load::{LoadOptions, OnCorrupt};
@@ -54,6 +54,7 @@ pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
 pub use read::mapped::MappedTensor;
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
+pub use read::source::ShardSource;
 pub use read::verify::verify;
 pub use write::export::export;
 pub use write::model_session::{ModelLayout, ModelSession};

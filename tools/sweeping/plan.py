@@ -26,7 +26,15 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "files": (1, 2, 4),
 }
 # What a save leaves to others never makes it faster, nor does a bound for background saves.
-FOR_OTHERS = ("nice", "io_priority", "pool_bytes", "write_rate", "tiers", "promotion_rate")
+FOR_OTHERS = (
+    "nice",
+    "io_priority",
+    "pool_bytes",
+    "write_rate",
+    "tiers",
+    "promotion_rate",
+    "share_reads",
+)
 ACROSS, UPWARD = "queue_depth", "block_bytes"  # the grid's axes
 
 OTHERS_IN_A_BLOCK = 5

@@ -16,6 +16,7 @@ from ringstow._core._errors import InvalidStateError
 Switch = Literal["auto", "on", "off"]
 Engine = Literal["auto", "uring", "portable", "tokio-uring"]
 IoPriority = Literal["normal", "low", "idle"]
+ShareReads = Literal["auto", "off", "host", "group"]
 
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
@@ -134,6 +135,12 @@ class Config:
     promotion_rate: int = _default(0)
     """Maximum bytes per second of a copy to a tier. 0, the default, is no limit."""
 
+    share_reads: ShareReads = _default("auto")
+    """Which ranks share what they read in a load by several ranks. "off": none; each reads what it
+    needs. "host": those of each host, through its page cache. "group": all; one rank reads what
+    several need and sends it to them. "auto", the default, takes what pays by what the ranks
+    measure. docs/distributed.md has the details."""
+
     trace: StrPath | None = _default(None)
     """File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto.
     Replaces an existing file. If it can't be written, a warning is logged. Kept as an absolute
@@ -160,6 +167,7 @@ class Config:
             recycle: bool = ...,
             tiers: Sequence[StrPath] = ...,
             promotion_rate: int | str = ...,
+            share_reads: ShareReads = ...,
             trace: StrPath | None = ...,
         ) -> None: ...
 
@@ -183,6 +191,7 @@ class Config:
             self._check_kind(name, type(getattr(self, name)) is int, "an int")
             self._check(name, 0 <= getattr(self, name) <= _U32_MAX, "a number from 0 to 4294967295")
         chosen = {"io_priority": IoPriority, "engine": Engine, "direct": Switch, "fixed": Switch}
+        chosen["share_reads"] = ShareReads
         for name, words in chosen.items():
             one_of = _listed(get_args(words))
             self._check_kind(name, isinstance(getattr(self, name), str), one_of)

@@ -59,6 +59,8 @@ class _Loaded(Moved, Protocol):
     def read_bytes(self) -> int: ...
     @property
     def cached_bytes(self) -> int: ...
+    @property
+    def received_bytes(self) -> int: ...
 
 
 def of_save(report: _Saved, who: str = "") -> str:
@@ -82,8 +84,8 @@ def of_save(report: _Saved, who: str = "") -> str:
 def of_load(report: _Loaded, who: str = "") -> str:
     """Return ``loaded run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)``."""
     done = f"loaded {of_move(report, report.read_bytes, who)}"
-    cached = report.cached_bytes
-    return f"{done}, {size(cached)} from the page cache" if cached else done
+    sources = {"the page cache": report.cached_bytes, "other ranks": report.received_bytes}
+    return done + "".join(f", {size(n)} from {source}" for source, n in sources.items() if n)
 
 
 def of_move(report: Moved, count: int, who: str = "") -> str:

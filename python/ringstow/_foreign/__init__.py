@@ -19,7 +19,7 @@ from ringstow._core._errors import FormatError, MissingFilesError
 from ringstow._foreign._checkpoint import Foreign
 from ringstow._state.tensors._optional_packages import require
 
-__all__ = ["Foreign", "is_by_torch", "opened", "state_of"]
+__all__ = ["Foreign", "opened", "state_of"]
 
 if TYPE_CHECKING:
     from ringstow._foreign._torch_file import Files
@@ -58,8 +58,8 @@ def opened(
         UnsupportedError: its format is not supported, or PyTorch is not installed.
         OSError: the system refused.
     """
-    kind = _native.foreign_kind(path)
-    if kind in (None, "safetensors") or (kind == "hf" and not is_by_torch(path)):
+    kind, is_by_torch = _native.kind_and_weights(path)
+    if kind in (None, "safetensors") or (kind == "hf" and not is_by_torch):
         return None
     remedy = "pip install torch, or `ringstow convert` it where PyTorch is"
     require("torch", f"{path} is {_native.FOREIGN_KINDS[kind]}: it", remedy)
@@ -140,18 +140,3 @@ def _of_dcp(path: str, kind: str, files: Any) -> dict[str, Any]:
     # The form of ringstow's own strategies: a tuple for each rank that has saved one.
     state[key] = (held,) if kind == "lightning" else held
     return state
-
-
-def is_by_torch(path: str) -> bool:
-    """Return whether torch.save wrote the weights of a model; the native side reads all others.
-
-    Raises:
-        InvalidStateError: the directory holds several variants of the weights.
-        NotCommittedError: an export or download has not ended.
-    """
-    if not os.path.isdir(path):
-        return False
-    name = _native.weights_in(path, False)
-    if name is None:
-        return not any(name.endswith(".safetensors") for name in os.listdir(path))
-    return ".bin" in name

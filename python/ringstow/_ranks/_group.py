@@ -20,6 +20,9 @@ from ringstow._state._torch_private import beside, limit
 
 T = TypeVar("T")
 
+# The tag of messages that a thread beside the call sends.
+_BESIDE = 1
+
 
 class Group(Team):
     """The ranks of a process group."""
@@ -101,6 +104,27 @@ class Group(Team):
             return found
 
         return wait
+
+    def begin_send(self, memory: torch.Tensor, to: int) -> Callable[[], None]:
+        """Begin to send a tensor's bytes to a rank; return what waits for the end."""
+        work = dist.isend(memory, self.global_rank(to), self.group, tag=_BESIDE)
+        return lambda: self._ended(work)
+
+    def begin_receive(self, memory: torch.Tensor, of: int) -> Callable[[], None]:
+        """Begin to fill a tensor with what a rank begins to send; return what waits for it."""
+        work = dist.irecv(memory, self.global_rank(of), self.group, tag=_BESIDE)
+        return lambda: self._ended(work)
+
+    def begin_largest(self, number: torch.Tensor) -> Callable[[], None]:
+        """Begin to make a number on the CPU the largest of all ranks; return what waits for it."""
+        work = dist.all_reduce(number, dist.ReduceOp.MAX, self.group, async_op=True)
+        return lambda: self._ended(work)
+
+    def _ended(self, work: dist.Work | None) -> None:
+        """Wait for the end of what was begun."""
+        assert work is not None
+        with self._needed():
+            work.wait()
 
     def send(self, memory: torch.Tensor, to: int) -> None:
         """Send a tensor's bytes to a rank, which waits for them."""

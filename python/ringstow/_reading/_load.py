@@ -26,13 +26,13 @@ from ringstow._core._waiting import Again
 from ringstow._ranks import _shared_fs_lag
 from ringstow._reading import _load_into, _mapped_files, _resolve, _salvage
 from ringstow._reading._mapped_files import MappedFiles, Verify
-from ringstow._reading._mapped_tensors import Mapped, Opened
+from ringstow._reading._mapped_tensors import Mapped, Opened, in_stored
 from ringstow._reading._names import Names, check_cut, part_of, skeleton_of, tell_idle
 from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 from ringstow._saving import _tier_copies
 from ringstow._state.tensors import _cuda, _torch
-from ringstow._state.tensors._memory import Stored
+from ringstow._state.tensors._memory import InFiles, Stored
 from ringstow._state.tree import _build, _dcp_containers, _mismatch, _select
 from ringstow._state.tree._damaged_tensors import Salvaged
 from ringstow._state.tree._fitting import renamed_tree
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from ringstow._state.tree._damaged_tensors import DamagedTensor
 
 _T = TypeVar("_T")
+Planned = Callable[[_native.Checkpoint, list[InFiles]], None]
+"""Called with a checkpoint, and what each pass is about to read."""
 
 _log = logging.getLogger("ringstow")
 
@@ -174,8 +176,13 @@ def loaded(
     device: str | torch.device | None = None,
     framework: Literal["torch", "numpy"] = "torch",
     tensor_parts: bool = False,
+    planned: Planned | None = None,
 ) -> tuple[dict[Any, Any], LoadReport]:
-    """Load as `load` does; also return the report."""
+    """Load as `load` does; also return the report.
+
+    Calls ``planned`` before it reads tensors: again if it starts again, and never for checkpoints
+    of another program that it does not read natively.
+    """
     if prefix is not None and keys is not None:
         raise ValueError("give prefix or keys, not both")
     if isinstance(keys, str):
@@ -217,6 +224,7 @@ def loaded(
                 allow_pickle=allow_pickle,
                 as_numpy=framework == "numpy",
                 as_parts=tensor_parts or framework == "numpy",
+                planned=planned,
             )
         )
     tell(report)
@@ -331,6 +339,7 @@ def _load(
     allow_pickle: bool,
     as_numpy: bool,
     as_parts: bool,
+    planned: Planned | None,
 ) -> tuple[dict[Any, Any], LoadReport]:
     """Load the selected leaves of a checkpoint; the report lists damage.
 
@@ -366,6 +375,9 @@ def _load(
     objects = _build.read(source, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)
     builder.make_objects(survey)
+    if planned is not None and not isinstance(checkpoint, _foreign.Foreign):
+        names = [*survey.tensors, *survey.rest, *([] if wanted is None else wanted.names())]
+        planned(checkpoint, [in_stored(source, names)])
     if wanted is not None:
         value = builder.fill(skeleton, survey, wanted, reports)
     else:

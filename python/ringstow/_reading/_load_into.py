@@ -13,7 +13,7 @@ from ringstow._core._gc_pause import collector_paused
 from ringstow._foreign import Foreign
 from ringstow._reading import _shard_boxes, _tied_memory
 from ringstow._reading._load_plan import Merge
-from ringstow._reading._mapped_tensors import Fetch, Mapped, Opened
+from ringstow._reading._mapped_tensors import Fetch, Mapped, Opened, in_stored
 from ringstow._reading._names import ALL, Names, tell_idle
 from ringstow._reading._salvage import find
 from ringstow._reading._tied_memory import Fill
@@ -51,11 +51,11 @@ def load_into(
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
-    Calls ``fetch`` before the first byte is read, with the names of tensors to read whole, and the
-    boxes of the others. Calls ``ready`` once everything fits, before anything changes; an error of
-    ``ready`` ends the load. Calls ``read`` once everything is read, before objects get their
-    states, which may communicate. ``parts`` are the objects of the state, if the caller has taken
-    their states.
+    Calls ``fetch`` before the first byte is read, with what is read before anything changes, and
+    what is read into the state. Calls ``ready`` once everything fits, before anything changes; an
+    error of ``ready`` ends the load. Calls ``read`` once everything is read, before objects get
+    their states, which may communicate. ``parts`` are the objects of the state, if the caller has
+    taken their states.
 
     Raises:
         KeyMismatchError: lists all mismatches.
@@ -88,15 +88,16 @@ def load_into(
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
+    ways = _split(merge.fills)
     if fetch is not None:  # before anything is read, also if something does not fit
-        whole = [*merge.survey.names, *(fill.leaf.body for fill in merge.fills)]
-        whole += [] if merge.matches is None else merge.matches.names()
-        wanted = whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes]
-        fetch(*(source.in_stored(*wanted) if isinstance(source, Mapped) else wanted))
+        first = [*merge.survey.names, *(fill.leaf.body for fill in ways.copied)]
+        then = [fill.leaf.body for fill in ways.direct + ways.strided()]
+        then += [] if merge.matches is None else merge.matches.names()
+        boxes = [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes]
+        fetch(in_stored(source, first), in_stored(source, then, boxes))
     merge.mismatched += _tied_memory.differing(source, merge.fills)
     found = merge.found(path, state, call, checkpoint.dropped, names.prefix or "")
     merge.check(found, strict=strict)
-    ways = _split(merge.fills)
     for fill in ways.copied:
         merge.survey.add(fill.leaf)
     targets = [(fill.leaf.body, fill.target.address, fill.stored.nbytes) for fill in ways.direct]

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple, TypeAlias
 from ringstow import _native
 from ringstow._foreign import Foreign
 from ringstow._state.objects._optimizers import is_optimizer_state
-from ringstow._state.tensors._memory import Address, dense_strides, moved, overlap
+from ringstow._state.tensors._memory import (
+    Address,
+    InFiles,
+    NamedBox,
+    dense_strides,
+    moved,
+    overlap,
+)
 from ringstow._state.tree._build import Contents
 from ringstow._state.tree._damaged_tensors import DamagedTensor
 from ringstow._state.tree._tensor_views import Piece, Shape, View
@@ -25,10 +32,8 @@ from ringstow._state.tree._walk import Leaf
 
 _Row = tuple[str, str, Shape, int]
 _Slice = tuple[str, int, Shape, Shape, Address, tuple[int, ...]]
-NamedBox = tuple[str, Shape, Shape]
-"""A tensor's name, and the offsets and sizes of a box in it."""
-Fetch = Callable[[list[str], list[NamedBox]], None]
-"""Called with the stored tensors, and the boxes of stored tensors, that a load is about to read."""
+Fetch = Callable[[InFiles, InFiles], None]
+"""Called with what a load is about to read: before it changes anything, and then."""
 
 # Smaller tensors are read into memory of Python's: a process may have 65,530 mappings.
 _MAPPED_BYTES_MIN = 1 << 20
@@ -111,9 +116,7 @@ class Mapped:
                     found[name] = damaged[piece.source]
         return found
 
-    def in_stored(
-        self, names: Iterable[str], boxes: Iterable[NamedBox]
-    ) -> tuple[list[str], list[NamedBox]]:
+    def in_stored(self, names: Iterable[str], boxes: Iterable[NamedBox]) -> InFiles:
         """Return the stored tensors, and the boxes of stored tensors, that hold these."""
         whole: list[str] = []
         parts: list[NamedBox] = []
@@ -279,3 +282,10 @@ def _address(block: bytearray | mmap.mmap) -> int:
 
 
 Opened: TypeAlias = "_native.Checkpoint | Foreign | Mapped"
+
+
+def in_stored(checkpoint: Opened, names: Iterable[str], boxes: Iterable[NamedBox] = ()) -> InFiles:
+    """Return what is stored of these tensors and boxes."""
+    if isinstance(checkpoint, Mapped):
+        return checkpoint.in_stored(names, boxes)
+    return list(names), list(boxes)

@@ -309,6 +309,8 @@ class LoadReport(_Copied):
     """Seconds of each part."""
     cached_bytes: int = 0
     """Bytes of `read_bytes` that were in the page cache and copied from there."""
+    received_bytes: int = 0
+    """Bytes of `read_bytes` that another rank has read and sent."""
     missing: tuple[str, ...] = ()
     """Names that only the state dict has, in its order, after `load_into` with ``strict=False``."""
     unexpected: tuple[str, ...] = ()
@@ -334,6 +336,7 @@ class LoadReport(_Copied):
             tensor_bytes=self.tensor_bytes + other.tensor_bytes,
             read_bytes=self.read_bytes + other.read_bytes,
             cached_bytes=self.cached_bytes + other.cached_bytes,
+            received_bytes=self.received_bytes + other.received_bytes,
             device_bytes=self.device_bytes + other.device_bytes,
             pinned=_both(self.pinned, other.pinned),
             fallbacks=tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),

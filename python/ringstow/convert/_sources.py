@@ -61,7 +61,7 @@ def open_source(path: str, kind: str, options: Options) -> State:
     if kind == "ringstow":
         return _ringstow(path, options)
     knobs = options.reading.to_json()
-    if kind in ("hf", "safetensors") and not _foreign.is_by_torch(path):
+    if kind in ("hf", "safetensors") and not _native.has_weights_by_torch(path):
         if options.rename is None:
             return lazy_model(path, knobs)
         model = _native.Checkpoint(path, knobs, foreign=True)

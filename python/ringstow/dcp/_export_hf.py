@@ -136,8 +136,8 @@ def export_hf(
     Raises:
         InvalidStateError: the ranks give different arguments, or together lack elements of a
             tensor; or a tensor cannot be written.
-        UnsupportedError: a dtype or kind of tensor can't be written, or only with ``dequantize``; or
-            ``rename`` joins or splits tensors.
+        UnsupportedError: a dtype or kind of tensor can't be written, or only with ``dequantize``;
+            or ``rename`` joins or splits tensors.
         KeyMismatchError: no tensor has a name with the prefix; or ``rename`` makes two names one.
         TypeError, ValueError: an invalid ``rename``.
         FileExistsError: the path is not empty, and ``overwrite`` is false.

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import functools
 import logging
-import math
 import os
 from collections.abc import Container
 from typing import Any
@@ -36,12 +35,15 @@ from ringstow._core._errors import (
 )
 from ringstow._core._gc_pause import collector_paused
 from ringstow._ranks import _shared_fs_lag
+from ringstow._ranks._group import Group, group_of
+from ringstow._ranks._shared_reads import SharedLoad
 from ringstow._reading import _shard_boxes
 from ringstow._reading._resolve import copies_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._io_reports import LoadReport
 from ringstow._saving import _tier_copies
 from ringstow._state.tensors import _torch
+from ringstow._state.tensors._memory import in_elements
 from ringstow._state.tree import _build, _select
 from ringstow._state.tree._walk import COMPOSITE, Box
 from ringstow.dcp import (
@@ -54,8 +56,8 @@ from ringstow.dcp import (
     _true_paths,
 )
 from ringstow.dcp import _composites as _wrappers
-from ringstow.dcp._broadcast import Broadcast, Exchange, Share
-from ringstow.dcp._metadata import Contents, Entry, note_dropped
+from ringstow.dcp._broadcast import Broadcast
+from ringstow.dcp._metadata import Contents, Entry, Shape, note_dropped
 from ringstow.dcp._missing_checkpoint import Absence
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._rank_errors import picklable
@@ -99,9 +101,10 @@ class StorageReader(storage.StorageReader):
             config: the configuration; None means the defaults.
             verify: verify every checksum chunk that is read before using any of it.
             allow_pickle: unpickle any object, which can run any code.
-            broadcast: the process group in which one rank reads data that every rank needs, and
-                sends it to the others. It must be the load's own group; True means the default
-                group. Give it on every rank. It has no effect if the ranks load independently.
+            broadcast: the process group in which one rank reads what several need, and sends it to
+                them, over a gloo group of ringstow's own. It must be the load's own group; True
+                means the default group. Give it on every rank. It has no effect if the ranks load
+                independently.
 
         Raises:
             InvalidStateError: ``path`` is neither a path in the file system nor the URL of a store.
@@ -248,7 +251,7 @@ class StorageReader(storage.StorageReader):
 
     @picklable
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans; if the ranks broadcast, note the items that one rank reads for all.
+        """Return the plans; if all ranks broadcast, note that in each.
 
         Raises:
             ReplacedCheckpointError: the ranks have opened different checkpoints, since a save
@@ -278,7 +281,7 @@ class StorageReader(storage.StorageReader):
                 f"{dist.get_world_size(group)}: pass the load's own process group as "
                 "StorageReader(broadcast=)"
             )
-        return _broadcast.plan(plans, self._shareable, self._config.staging_bytes)
+        return _broadcast.together(plans)
 
     @picklable
     @real_tensors()
@@ -307,15 +310,31 @@ class StorageReader(storage.StorageReader):
         return done
 
     def _read_data(self, plan: LoadPlan, planner: LoadPlanner) -> LoadReport:
-        share = plan.storage_data
         group = _broadcast.group_of(self._broadcast)
-        if group is not None and isinstance(share, _broadcast.Share):
-            targets, report = self._fill_together(plan, planner, share, group)
+        if group is not None and isinstance(plan.storage_data, _broadcast.Together):
+            targets, report = self._read_together(plan, planner, group_of(group))
         else:
             targets = self._resolve(plan, planner)
             report = self._read_own(targets)
         self._hand_over(targets, planner)
         return report
+
+    def _read_together(
+        self, plan: LoadPlan, planner: LoadPlanner, ranks: Group
+    ) -> tuple[list[Target], LoadReport]:
+        """Read what the plan asks for; what several ranks need, one reads and sends."""
+        settings = dataclasses.replace(self._config, share_reads="group").to_json()
+        with ranks.turn.held():
+            ranks.doing = f"the load of {self._require_path()}"
+            shared = SharedLoad(ranks, settings)
+            is_done = False
+            try:
+                targets = self._resolve(plan, planner)
+                report = self._read_own(targets, shared)
+                is_done = True
+            finally:
+                shared.end(failed=not is_done)
+        return targets, report
 
     def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
         """Return the target of each item."""
@@ -369,7 +388,7 @@ class StorageReader(storage.StorageReader):
                 mismatched=wrong,
             )
 
-    def _read_own(self, targets: list[Target]) -> LoadReport:
+    def _read_own(self, targets: list[Target], shared: SharedLoad | None = None) -> LoadReport:
         """Read everything that these targets need."""
         # Objects first: if one is refused, no tensor has changed.
         blobs = [target for target in targets if isinstance(target, Blob)]
@@ -377,6 +396,9 @@ class StorageReader(storage.StorageReader):
         read = self._read(pieces) if pieces else None
         _objects.check(blobs, self._require_path(), allow_pickle=self._allow_pickle)
         direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
+        if shared is not None and self._checkpoint is not None:
+            passes = [self._boxes(fills) for fills in (direct, copied)]
+            shared.planned(self._checkpoint, [([], boxes) for boxes in passes])
         report = self._read([fill.slice_to(fill.target) for fill in direct])
         report = report if read is None else read.followed_by(report)
         _torch.mark_changed(fill.target for fill in direct)
@@ -387,19 +409,19 @@ class StorageReader(storage.StorageReader):
             report = report.followed_by(self._copy(batch))
         return report
 
-    def _fill_together(
-        self, plan: LoadPlan, planner: LoadPlanner, share: Share, group: dist.ProcessGroup
-    ) -> tuple[list[Target], LoadReport]:
-        """Read the items that only this rank needs; then, with the others, the shared items."""
-        exchange = Exchange(group, self._read)
-        shared = set(share.items)
-        with exchange.together():
-            targets = self._resolve(plan, planner)
-            fills = [t for n in share.items if isinstance(t := targets[n], Fill)]
-            report = self._read_own([t for n, t in enumerate(targets) if n not in shared])
-        for part in exchange.run(fills, share):
-            report = report.followed_by(part)
-        return targets, report
+    def _boxes(self, fills: list[Fill]) -> list[tuple[str, Shape, Shape]]:
+        """Return the boxes of the checkpoint's tensors that these fills read."""
+        assert self._checkpoint is not None
+        chunks: dict[str, list[tuple[Shape, Shape]]] = {}
+        boxes = []
+        for fill in fills:
+            name, code = fill.entry.name, fill.entry.dtype
+            if name not in chunks:
+                chunks[name] = self._checkpoint.chunks(name)
+            begin = zip(chunks[name][fill.chunk][0], in_elements(fill.offsets, code), strict=True)
+            lengths = in_elements(tuple(fill.target.shape), code)
+            boxes.append((name, tuple(map(sum, begin)), lengths))
+        return boxes
 
     def _hand_over(self, targets: list[Target], planner: LoadPlanner) -> None:
         """Pass the loaded objects to the planner."""
@@ -413,13 +435,6 @@ class StorageReader(storage.StorageReader):
                 blob.hold(_wrappers.fill(planner, blob.item, blob.value))
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)
-
-    def _shareable(self, item: ReadItem) -> int:
-        """Return the bytes of an item that ranks can share; 0 if they can't."""
-        entry = self._entry(item)
-        if entry is None or entry.is_object:
-            return 0  # a rank checks its objects before it changes a tensor
-        return math.prod(item.lengths) * _torch.dtype_of(entry.dtype, entry.name).itemsize
 
     def _sharded_composites(
         self, plan: LoadPlan, planner: LoadPlanner, wrong: list[str]

@@ -16,19 +16,20 @@ from ringstow._core._config import Config, given, native_json, with_tiers, witho
 from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import ReplacedCheckpointError
 from ringstow._core._waiting import Again
-from ringstow._ranks import _shared_fs_lag
+from ringstow._ranks import _shared_fs_lag, _shared_reads
 from ringstow._ranks._group import Group, group_of
+from ringstow._ranks._shared_reads import SharedLoad
 from ringstow._ranks._team import raise_first, sendable
 from ringstow._reading import _load, _load_into, _load_plan, _resolve
-from ringstow._reading._mapped_tensors import NamedBox
 from ringstow._reading._names import Names
 from ringstow._reading._resolve import copies_of
 from ringstow._reports import _done_callbacks
 from ringstow._state.objects._state_dicts import Parts
+from ringstow._state.tensors._memory import InFiles
 from ringstow._state.tree._mismatch import Call, Filled, Mismatch
 from ringstow._state.tree._rename import Given
 from ringstow._state.tree._walk import flat_name
-from ringstow.distributed import _node_files, _nodes, _shared_reads
+from ringstow.distributed import _node_files, _nodes
 from ringstow.distributed._fetched_files import room
 from ringstow.distributed._node_fetch import Needs
 from ringstow.distributed._node_files import Whole
@@ -147,6 +148,7 @@ def fill(
                     where,
                     copies,
                     needs,
+                    apart=found is not None,
                     strict=strict,
                     names=names,
                     call=call,
@@ -216,15 +218,15 @@ def load(
         path, config = _named(ranks, "load", path, config)
         ranks.doing = f"the load of {path}"
         where, settings, found = _meet(ranks, "load", path, config, names=Names(rename=rename))
-        config = _shared_reads.by_all(ranks, where, config)
         while True:
             loaded: dict[Any, Any] = {}
             failure: BaseException | None = None
+            shared = SharedLoad(ranks, settings, apart=found is not None)
             with _fetching(ranks, where, found, settings) as needs:
                 try:
                     if needs is not None:
                         needs.fetch_all()
-                    loaded = _load.load(
+                    loaded, _ = _load.loaded(
                         where,
                         prefix=prefix,
                         keys=keys,
@@ -234,10 +236,12 @@ def load(
                         config=_settings(config, found, needs),
                         device=device,
                         framework=framework,
+                        planned=shared.planned,
                     )
                 # Ctrl-C, too: the others must not wait for this rank.
                 except BaseException as error:
                     failure = error
+                shared.end(failed=failure is not None)
                 errors = [error for _, error in ranks.told(failure, None)]
                 if not any(errors) or found is None or not found.mender.mend(errors):
                     break
@@ -301,6 +305,7 @@ def _meet(
     try:
         names.check()
         where, settings = to_read(path), native_json(config)
+        options = (*options, *_shared_reads.shown(settings))
         own = _node_files.look(where, settings)
     except BaseException as caught:
         error = caught
@@ -379,6 +384,7 @@ class _Load:
         copies: list[str],
         needs: Needs | None,
         *,
+        apart: bool,
         strict: bool,
         names: Names,
         call: Call,
@@ -388,6 +394,8 @@ class _Load:
         self._path = path
         self._copies = copies
         self._needs = needs
+        self._apart = apart
+        self._settings = ""
         self._strict = strict
         self._names = names
         self._call = call
@@ -398,6 +406,7 @@ class _Load:
         self._found: Mismatch | None = None
         self._checkpoint: _native.Checkpoint | None = None
         self._reads: _shared_reads.Needs | None = None
+        self._sharing: _shared_reads.Sharing | None = None
 
     def run(
         self,
@@ -424,6 +433,7 @@ class _Load:
         report: LoadReport | None = None
         error: BaseException | None = None
         settings = settings if self._needs is None else self._needs.room.config
+        self._settings = settings
         try:
             checkpoint = self._opened(settings, verify=verify, allow_pickle=allow_pickle)
             report = _load_into.load_into(
@@ -471,17 +481,21 @@ class _Load:
         """Return whether it matters what this rank reads; the same on all ranks."""
         if self._checkpoint is None:  # another program's files
             return False
-        return self._needs is not None or _shared_reads.may_pay(self._ranks, self._checkpoint)
+        may_pay = _shared_reads.may_pay(self._ranks, self._checkpoint, self._settings)
+        return self._needs is not None or may_pay
 
-    def _planned(self, names: list[str], boxes: list[NamedBox]) -> None:
+    def _planned(self, first: InFiles, then: InFiles) -> None:
         """Note what this rank is about to read, and fetch it from other nodes if need be."""
-        assert self._checkpoint is not None
-        ranges = _native.needed(self._checkpoint, names, boxes)
-        self._reads = _shared_reads.needs_of(self._checkpoint, ranges)
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        (names, boxes), settings = then, self._settings
+        passes = [(names, []), ([], boxes)]
+        self._reads = _shared_reads.Needs.of(checkpoint, passes, settings)
         if self._needs is not None:
             with _together():
                 self._say(None)  # a failed rank takes no part in the following steps
-                self._needs.fetch(self._checkpoint, ranges)
+                every = (first[0] + names, first[1] + boxes)
+                self._needs.fetch(checkpoint, _native.needed(checkpoint, *every))
 
     def _all_have_read(self) -> None:
         """Continue if all ranks have read their parts."""
@@ -521,11 +535,15 @@ class _Load:
                 _load_plan.judge(found, [one.filled for one in compared], self._ranks.rank)
             needs = [one.needs for one in compared if one.needs is not None]
             checkpoint = self._checkpoint if len(needs) == self._ranks.size else None
-            if checkpoint is not None and _shared_reads.pays(self._ranks, checkpoint, needs):
-                checkpoint.read_through_page_cache()
+            if checkpoint is not None:
+                self._sharing = _shared_reads.Sharing(
+                    self._ranks, checkpoint, needs, self._settings, apart=self._apart
+                )
 
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
+        if self._sharing is not None:
+            self._sharing.end(failed=error is not None)
         self._gathered(error, None)
 
     def _gathered(

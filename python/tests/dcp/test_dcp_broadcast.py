@@ -1,4 +1,4 @@
-"""One rank reads replicated data for all: equal results, fewer bytes, and no rank hangs."""
+"""One rank reads what several need: equal results, fewer bytes, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(path, state, reader=None, **options):
     found = zeros_like(state)
     reader = reader or StorageReader(config=CONFIG, broadcast=True)
     dcp.load(found, checkpoint_id=path, storage_reader=reader, **options)
-    return found, reader.report.read_bytes
+    return found, reader.report.read_bytes - reader.report.received_bytes
 
 
 def _replicated(rank, path):
@@ -57,9 +57,8 @@ def _replicated(rank, path):
 def test_replicated_data_is_read_about_once(world_size, ranks, tmp_path):
     alone, together = zip(*ranks(world_size).run(_replicated, tmp_path), strict=True)
     assert sum(alone) >= world_size * NBYTES
-    # Two ranks read the block in which one rank's share ends and the next one's begins.
-    assert NBYTES <= sum(together) < NBYTES * 1.3
-    assert max(together) < NBYTES * 1.3 / world_size
+    assert NBYTES <= sum(together) < NBYTES * 1.1
+    assert max(together) < NBYTES * 1.1 / world_size + (2 << 20)
 
 
 def _mixed(rank, path):
@@ -87,8 +86,8 @@ def test_ranks_may_request_other_dtypes_and_keys(rank, tmp_path):
     assert not rank or state["only"].tolist() == [1, 1, 1]
 
 
-def _damage(rank, path, state, bad):
-    """Flip a bit in the bytes that the rank `bad` will read."""
+def _damage(rank, path, bad):
+    """Flip a bit in the first bytes, or the last."""
     dist.barrier()
     if rank == 0:
         shard = max(shards_of(path), key=lambda file: file.stat().st_size)
@@ -100,13 +99,15 @@ def _damage(rank, path, state, bad):
 
 @pytest.mark.parametrize("bad", [0, 1])
 @on_ranks(2)
-def test_damage_on_the_reading_rank_fails_every_rank(rank, tmp_path, bad):
+def test_damage_is_the_error_of_every_rank_as_if_it_read_alone(rank, tmp_path, bad):
     state = {"whole": replicated()["whole"]}
     save(state, tmp_path)
-    _damage(rank, tmp_path, state, bad)
+    _damage(rank, tmp_path, bad)
     errors = failure(lambda: load(tmp_path, state))
-    assert type(errors[bad]) is ringstow.CorruptCheckpointError
-    assert f"rank {bad} could not" in str(errors[1 - bad])
+    alone = failure(lambda: load(tmp_path, state, StorageReader(config=CONFIG)))
+    for one in (0, 1):
+        assert type(errors[one]) is ringstow.CorruptCheckpointError
+        assert str(errors[one]) == str(alone[one])
     save(state, tmp_path)
     assert_same(load(tmp_path, state)[0], state)  # the group works
 
@@ -133,8 +134,7 @@ def test_failure_on_a_receiving_rank_fails_every_rank(rank, tmp_path, how):
     state = {"whole": replicated()["whole"]}
     save(state, tmp_path)
     errors = failure(lambda: load(tmp_path, state, planner=Planner(how)))
-    assert sorted(errors) == [0, 1]
-    assert "rank 1 could not" in str(errors[0])
+    assert sorted(errors) == [1]  # as without broadcast
     assert_same(load(tmp_path, state)[0], state)
 
 

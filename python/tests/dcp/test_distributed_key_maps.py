@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ringstow
 from ringstow import Concat, Split, Stack, Transpose, Unstack, distributed
-from ringstow.distributed import _shared_reads
+from ringstow._ranks import _shared_reads
 
 pytestmark = pytest.mark.torch_seam
 
@@ -61,13 +61,13 @@ def plans(rank, path):
     """Return what a rank is about to read, as its share of the file."""
     _shared_reads._SHARED_BYTES_MIN = 0
     found = []
-    ranges_of = _shared_reads.needs_of
+    units_of = _shared_reads._units
 
-    def needs_of(checkpoint, ranges):
+    def units(sizes, unit_bytes, ranges):
         found.extend(ranges)
-        return ranges_of(checkpoint, ranges)
+        return units_of(sizes, unit_bytes, ranges)
 
-    _shared_reads.needs_of = needs_of
+    _shared_reads._units = units
     if not rank:
         ringstow.save({f"e.{n}.w": torch.full((1 << 19,), float(n)) for n in range(8)}, path)
     torch.distributed.barrier()
@@ -75,7 +75,7 @@ def plans(rank, path):
     try:
         distributed.load_into(whole, path, rename={"e.*.w": Stack("e")})
     finally:
-        _shared_reads.needs_of = ranges_of
+        _shared_reads._units = units_of
     assert whole["e"].to_local()[:, 7].tolist() == [4 * rank + n for n in range(4)]
     return sum(end - begin for _, begin, end in found)
 

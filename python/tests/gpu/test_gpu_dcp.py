@@ -11,8 +11,7 @@ from support import assert_same
 from test_gpu_save import MIB, SECONDS, host, on_gpu
 from torch_has import needs_async_stager, stager_option
 
-import ringstow
-from ringstow.dcp import StorageReader, StorageWriter, _broadcast, _snapshot, _targets
+from ringstow.dcp import StorageReader, StorageWriter, _snapshot
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -128,37 +127,6 @@ def test_fsdp_on_one_gpu(group, writer, tmp_path):
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.full_tensor(), two.full_tensor())
     assert reader.report.device_bytes > 0
-
-
-def test_batches_over_nccl(tmp_path):
-    """With one rank DCP has nothing to broadcast, so this calls the exchange directly."""
-    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        source = {f"t{n}": torch.randn(1000 + n) for n in range(20)}
-        ringstow.save(source, tmp_path / "c")
-        reader = StorageReader(tmp_path / "c")
-        target = {name: torch.zeros_like(tensor, device="cuda") for name, tensor in source.items()}
-        fills = _fills(reader, target)
-        share = _broadcast.Share([], sum(fill.nbytes for fill in fills), 8192)
-        exchange = _broadcast.Exchange(dist.group.WORLD, reader._read)
-        reports = exchange.run(fills, share)
-        torch.cuda.synchronize()
-        assert_same(host(target), source)
-        assert sum(report.device_bytes for report in reports) >= share.nbytes
-    finally:
-        dist.destroy_process_group()
-
-
-def _fills(reader, target):
-    from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
-
-    plan = create_default_local_load_plan(target, reader.read_metadata())
-    fills = []
-    for item in plan.items:
-        entry = reader._entry(item)
-        tensor = target[item.dest_index.fqn]
-        fills.append(_targets.Fill(item, entry, 0, (0,), tensor, tensor.dtype))
-    return fills
 
 
 def test_a_load_needs_no_memory_on_the_gpu(growth, writer, tmp_path):

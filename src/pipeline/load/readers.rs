@@ -1,5 +1,6 @@
 //! The threads that read blocks, check them and deliver them.
 
+use super::arrivals::Ahead;
 use super::reads::Reads;
 use crate::device::StagedCopy;
 use crate::engine::queue::Outcome;
@@ -67,6 +68,14 @@ pub(super) struct Readers<'a, Deliver> {
     clocks: Clocks,
     /// Bytes that were copied from the page cache.
     cached_bytes: AtomicU64,
+    /// Bytes that other processes have read and sent.
+    received_bytes: AtomicU64,
+}
+
+/// Where a block is before it is read.
+enum Found<'a> {
+    Arrived(Ahead),
+    Cached(&'a File),
 }
 
 /// A read that came back: the block's number, and the read's outcome.
@@ -111,6 +120,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             next: AtomicUsize::new(0),
             clocks: Clocks::default(),
             cached_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
         }
     }
 
@@ -162,15 +172,14 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         // The block comes first: a buffer without one would be memory that nobody needs.
         let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return false };
         let block = &self.reads.blocks[number];
-        let mut cached = self.files.cached(block.file);
-        cached = cached.filter(|file| page_cache::held(file, &block.range()) == Held::All);
-        match cached.and_then(|file| self.copy_in_place(number, file)) {
+        let mut found = self.found(block);
+        match found.as_ref().and_then(|found| self.copy_in_place(number, found)) {
             Some(true) => return true,
-            Some(false) => cached = None, // not what was written: the medium may have that
+            Some(false) => found = None, // not what was written: the medium may have that
             None => {}
         }
         let Some(mut buffer) = self.buffer(number, hand) else { return false };
-        if cached.is_some_and(|file| self.copy_cached(number, file, &mut buffer[..block.len])) {
+        if found.is_some_and(|found| self.copy_found(number, &found, &mut buffer[..block.len])) {
             self.note(self.deliver(number, buffer).map(|staged| hand.leaving.extend(staged)));
             return true;
         }
@@ -182,6 +191,19 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         });
         hand.in_flight += 1;
         true
+    }
+
+    /// Where all of a block is already: sent by another process, for which this waits, or in the page cache.
+    fn found(&self, block: &BlockRead) -> Option<Found<'_>> {
+        let range = block.range();
+        let arrivals = self.reads.arrivals;
+        if let Some(ahead) =
+            arrivals.and_then(|all| all.ahead(block.file, &range, || self.job.stopped()))
+        {
+            return Some(Found::Arrived(ahead));
+        }
+        let cached = self.files.cached(block.file);
+        cached.filter(|file| page_cache::held(file, &range) == Held::All).map(Found::Cached)
     }
 
     /// The memory to read a block into. `None`: there is none now, and the block stays claimed, or never, which ends the load.
@@ -214,12 +236,12 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         }
     }
 
-    /// Copies a block from the page cache to the one place that it goes to; `None` if it goes to several, or none.
-    fn copy_in_place(&self, number: usize, file: &File) -> Option<bool> {
+    /// Copies a block that is there already to the one place that it goes to; `None` if it goes to several, or none.
+    fn copy_in_place(&self, number: usize, found: &Found) -> Option<bool> {
         let Memory::Pool(_, Some(in_place)) = self.memory else { return None };
         let mut is_copied = None;
         in_place(number, &mut |to| {
-            let is_good = self.copy_cached(number, file, to);
+            let is_good = self.copy_found(number, found, to);
             if !is_good {
                 to.fill(0); // no damaged byte is handed out, with an error neither
             }
@@ -232,14 +254,20 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         is_copied
     }
 
-    /// Copies a block from the page cache; false if it is not what was written. It may be intact on the medium.
-    fn copy_cached(&self, number: usize, file: &File, to: &mut [u8]) -> bool {
+    /// Copies a block that is there already; false if it is not what was written. It may be intact on the medium.
+    fn copy_found(&self, number: usize, found: &Found, to: &mut [u8]) -> bool {
         let block = &self.reads.blocks[number];
         // Chunk by chunk, so that a checksum finds its bytes in the processor's cache.
         let is_good = |chunk: BlockRead| {
             let start = (chunk.offset - block.offset) as usize;
             let (copying, to) = (Instant::now(), &mut to[start..start + chunk.len]);
-            let read = page_cache::read(file, to, chunk.offset);
+            let read = match found {
+                Found::Cached(file) => page_cache::read(file, to, chunk.offset),
+                Found::Arrived(ahead) => {
+                    ahead.read(to, chunk.offset);
+                    Ok(())
+                }
+            };
             self.job.note(What::Read, copying, Some(number), chunk.len as u64);
             if let Err(error) = &read {
                 let path = self.reads.files[block.file].path.display();
@@ -250,16 +278,20 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if !self.reads.chunks_of(block).all(is_good) {
             return false;
         }
-        self.cached_bytes.fetch_add(block.len as u64, Relaxed);
+        match found {
+            Found::Cached(_) => self.cached_bytes.fetch_add(block.len as u64, Relaxed),
+            Found::Arrived(ahead) => self.received_bytes.fetch_add(ahead.others_bytes(), Relaxed),
+        };
         true
     }
 
-    /// Adds what the threads measured; returns how many bytes were copied from the page cache.
-    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) -> u64 {
+    /// Adds what the threads measured; returns how many bytes were copied from the page cache, and how many other
+    /// processes have sent.
+    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) -> (u64, u64) {
         seconds.checksum_cpu = self.clocks.checksum.seconds();
         seconds.device_copy = self.clocks.device.seconds();
         moved.device_bytes = self.clocks.device_bytes.load(Relaxed);
-        self.cached_bytes.load(Relaxed)
+        (self.cached_bytes.load(Relaxed), self.received_bytes.load(Relaxed))
     }
 
     /// The number of the next block in turn.

@@ -1,5 +1,6 @@
 //! What a load reads: which blocks of which files, and how they are checked.
 
+use super::arrivals::Arrivals;
 use crate::error::Result;
 use crate::pipeline::chunks::differing;
 use crate::pipeline::report::Damage;
@@ -66,6 +67,8 @@ pub(crate) struct Reads<'a> {
     pub verify: bool,
     /// Whether what the page cache holds is read from there. Not by what looks for damage: that reads the medium.
     pub page_cache: bool,
+    /// What other processes read and send.
+    pub arrivals: Option<&'a Arrivals>,
     /// The owner of the files.
     pub owner: &'a dyn FileOwner,
 }

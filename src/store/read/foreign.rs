@@ -13,7 +13,7 @@ use crate::format::model_index::ModelIndex;
 use crate::format::{Manifest, names};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::diagnose::{no_commit, no_manifest};
-use crate::store::read::kinds::directory_of;
+use crate::store::read::kinds::{self, directory_of};
 use crate::sys::dir::{self, file_names};
 use assembly::Assembly;
 use std::collections::BTreeSet;
@@ -97,6 +97,31 @@ pub fn weights_in(dir: &Path, warns: bool) -> Result<Option<String>> {
         warn_of_others(dir, chosen, &present);
     }
     Ok(chosen.map(str::to_owned))
+}
+
+/// The [kind](kinds::kind_of) of another program's checkpoint, and whether it is a directory of a model whose weights
+/// `torch.save` wrote: a [`Checkpoint`](crate::Checkpoint) opens all other models.
+///
+/// # Errors
+/// As for [`kinds::kind_of`] and [`weights_in`].
+pub fn kind_and_weights(path: &Path) -> Result<(Option<&'static str>, bool)> {
+    let (kind, present) = kinds::kind_and_names(path)?;
+    Ok((kind, kind == Some("hf") && is_by_torch(path, &present)?))
+}
+
+/// Whether `torch.save` wrote the weights in a directory; not at all other paths.
+///
+/// # Errors
+/// As for [`weights_in`].
+pub fn has_weights_by_torch(path: &Path) -> Result<bool> {
+    Ok(dir::is_dir(path) && is_by_torch(path, &file_names(path)?)?)
+}
+
+fn is_by_torch(dir: &Path, present: &[String]) -> Result<bool> {
+    Ok(match weights_among(dir, present)? {
+        Some(name) => name.contains(".bin"),
+        None => !present.iter().any(|name| name.ends_with(SAFETENSORS)),
+    })
 }
 
 fn weights_among<'a>(dir: &Path, present: &'a [String]) -> Result<Option<&'a str>> {

@@ -33,13 +33,22 @@ const MODEL_STATES: &str = "_model_states.pt";
 /// [`Error::NotCommitted`] if a save of the program has not ended; [`Error::Unsupported`] for a format that is not read, and
 /// for one file of a ringstow checkpoint; [`Error::Io`].
 pub fn kind_of(path: &Path) -> Result<Option<&'static str>> {
+    Ok(kind_and_names(path)?.0)
+}
+
+/// The same, and the names of the files in a directory of another program.
+pub(in crate::store) fn kind_and_names(path: &Path) -> Result<(Option<&'static str>, Vec<String>)> {
     if !dir::is_dir(path) {
-        return kind_of_file(path);
+        return Ok((kind_of_file(path)?, Vec::new()));
     }
     if dir::is_file(&path.join(names::MANIFEST)) {
-        return Ok(None); // before the directory of thousands of ranks is listed
+        return Ok((None, Vec::new())); // before the directory of thousands of ranks is listed
     }
     let names = file_names(path)?;
+    Ok((kind_among(path, &names)?, names))
+}
+
+fn kind_among(path: &Path, names: &[String]) -> Result<Option<&'static str>> {
     let has = |name: &str| names.iter().any(|there| there == name);
     let any = |is_it: fn(&str) -> bool| names.iter().any(|name| is_it(name));
     let kind = if any(names::is_shard) {
@@ -48,7 +57,7 @@ pub fn kind_of(path: &Path) -> Result<Option<&'static str>> {
         return megatron(path, &backend, has(DCP_MARK)).map(Some);
     } else if has("trainer_state.json") {
         "trainer"
-    } else if deepspeed_directory(path).is_some() {
+    } else if deepspeed_among(path, names).is_some() {
         "deepspeed"
     } else if has(DCP_MARK) {
         if has("meta.pt") { "lightning" } else { "dcp" }
@@ -107,16 +116,19 @@ pub(in crate::store) fn directory_of(path: &Path) -> &Path {
 
 /// The directory with DeepSpeed's files: the path, or the one that its file `latest` names; `None` if neither has any.
 pub fn deepspeed_directory(path: &Path) -> Option<PathBuf> {
-    let holds = |dir: &Path| {
-        file_names(dir).is_ok_and(|names| names.iter().any(|name| name.ends_with(MODEL_STATES)))
-    };
-    if holds(path) {
+    deepspeed_among(path, &file_names(path).unwrap_or_default())
+}
+
+fn deepspeed_among(path: &Path, names: &[String]) -> Option<PathBuf> {
+    let holds = |names: &[String]| names.iter().any(|name| name.ends_with(MODEL_STATES));
+    if holds(names) {
         return Some(path.into());
     }
     let text = file::read_given(path.join("latest"), 1024).ok()?;
     let tag = std::str::from_utf8(&text).ok()?.trim();
     let is_name = !tag.contains('/') && !["", ".", ".."].contains(&tag);
-    Some(path.join(tag)).filter(|inside| is_name && holds(inside))
+    let is_tag = |inside: &PathBuf| file_names(inside).is_ok_and(|names| holds(&names));
+    Some(path.join(tag)).filter(|inside| is_name && is_tag(inside))
 }
 
 /// The backend of a Megatron-Core checkpoint; `None` if the file is missing or another program's.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
-use crate::pipeline::load::{ReadOutcome, Reads, Scatter, read_arenas, read_into};
+use crate::pipeline::load::{Arrivals, ReadOutcome, Reads, Scatter, read_arenas, read_into};
 use crate::pipeline::report::TARGET;
 use crate::pipeline::report::{DamagedTensor, LoadReport};
 use crate::pipeline::runtime::Runtime;
@@ -44,11 +44,20 @@ pub struct LoadOptions<'a> {
     pub runtime: Option<&'a Runtime>,
     /// Shows the progress to other threads, and lets them cancel the load. Default none.
     pub job: Option<&'a Arc<Job>>,
+    /// What other processes read and send meanwhile.
+    #[doc(hidden)]
+    pub arrivals: Option<&'a Arrivals>,
 }
 
 impl Default for LoadOptions<'_> {
     fn default() -> Self {
-        Self { verify: true, on_corrupt: OnCorrupt::Raise, runtime: None, job: None }
+        Self {
+            verify: true,
+            on_corrupt: OnCorrupt::Raise,
+            runtime: None,
+            job: None,
+            arrivals: None,
+        }
     }
 }
 
@@ -85,6 +94,19 @@ pub(in crate::store) struct Loading<'a> {
     pub verify: bool,
     unit: Unit,
     started: Instant,
+    arrivals: Option<&'a Arrivals>,
+}
+
+impl<'a> Loading<'a> {
+    /// The same load, which takes what other processes send.
+    pub fn taking(self, arrivals: Option<&'a Arrivals>) -> Self {
+        Self { arrivals, ..self }
+    }
+
+    /// Reads that copy what is in memory already: in the page cache, or sent by other processes.
+    fn copied(self, reads: Reads<'a>) -> Reads<'a> {
+        Reads { page_cache: true, arrivals: self.arrivals, ..reads }
+    }
 }
 
 /// How many bytes were read from disk, and how.
@@ -123,7 +145,7 @@ impl Checkpoint {
         options: LoadOptions<'_>,
     ) -> Result<Loaded> {
         let (runtime, job) = self.resources(options)?;
-        let loading = self.loading(options.verify, &runtime, &job);
+        let loading = self.loading(options.verify, &runtime, &job).taking(options.arrivals);
         let names: Vec<S> = names.into_iter().collect();
         let (damaged, checked) = self.check_first(&names, options.on_corrupt, loading)?;
         let is_damaged = names_of(&damaged);
@@ -153,7 +175,7 @@ impl Checkpoint {
         mapped: impl FnOnce(Vec<LoadPlace>),
     ) -> Result<Loaded> {
         let (runtime, job) = self.resources(options)?;
-        let loading = self.loading(options.verify, &runtime, &job);
+        let loading = self.loading(options.verify, &runtime, &job).taking(options.arrivals);
         let request = |&number: &usize| Request { number, entry: &self.tensors()[number] };
         let requests: Vec<Request> = numbers.iter().map(request).collect();
         self.check_whole(&requests)?;
@@ -169,6 +191,11 @@ impl Checkpoint {
         loading: Loading,
         mapped: impl FnOnce(Vec<LoadPlace>),
     ) -> Result<(Vec<LoadedTensor>, Vec<Fetched>)> {
+        let is_straight = requests.iter().all(|request| lies_straight(request.entry));
+        // What is sent comes in the order of the files, for one pass.
+        let lies_straight = |entry: &TensorEntry| {
+            lies_straight(entry) && (loading.arrivals.is_none() || is_straight)
+        };
         let (whole, parted): (Vec<_>, Vec<_>) =
             requests.iter().copied().partition(|request| lies_straight(request.entry));
         let straight = self.plan_straight(&whole, loading);
@@ -207,7 +234,7 @@ impl Checkpoint {
         options: LoadOptions<'_>,
     ) -> Result<LoadReport> {
         let (runtime, job) = self.resources(options)?;
-        let loading = self.loading(options.verify, &runtime, &job);
+        let loading = self.loading(options.verify, &runtime, &job).taking(options.arrivals);
         let targets = targets.iter().map(|(name, target)| (name.as_ref(), target));
         let names: Vec<&str> = targets.clone().map(|(name, _)| name).collect();
         let (damaged, checked) = self.check_first(&names, options.on_corrupt, loading)?;
@@ -266,7 +293,7 @@ impl Checkpoint {
             true => self.checked_unit(runtime.config().block_bytes),
             false => Unit::Pages(runtime.config().block_bytes),
         };
-        Loading { runtime, job, verify, unit, started: Instant::now() }
+        Loading { runtime, job, verify, unit, started: Instant::now(), arrivals: None }
     }
 
     /// Bytes that a load of these tensors at once reads.
@@ -362,6 +389,7 @@ impl Checkpoint {
             checksum_bytes,
             verify,
             page_cache: false,
+            arrivals: None,
             owner: self,
         }
     }
@@ -388,7 +416,7 @@ impl Checkpoint {
             };
             mapped(places.iter().zip(&ranges).map(place).collect());
         };
-        let reads_of = Reads { page_cache: true, ..self.reads(reads, loading.verify) };
+        let reads_of = loading.copied(self.reads(reads, loading.verify));
         let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job, mapped)?;
         let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
         let tensor = |(request, (place, range)): (&Request, (&Want, Range<usize>))| {
@@ -456,7 +484,7 @@ impl Checkpoint {
         plan: &Scattered,
         loading: Loading,
     ) -> Result<Fetched> {
-        let reads = Reads { page_cache: true, ..self.reads(&plan.reads, loading.verify) };
+        let reads = loading.copied(self.reads(&plan.reads, loading.verify));
         let read =
             read_into(loading.runtime, reads, Scatter { slabs, targets, plan }, loading.job)?;
         Ok(Fetched { bytes: bytes_of(&plan.reads), read })
@@ -472,6 +500,7 @@ impl Checkpoint {
     ) -> LoadReport {
         let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
         let cached_bytes = fetches.iter().map(|fetched| fetched.read.cached_bytes).sum();
+        let received_bytes = fetches.iter().map(|fetched| fetched.read.received_bytes).sum();
         let mut reads = fetches.into_iter().map(|fetched| fetched.read);
         let ReadOutcome { mut moved, mut seconds, .. } = reads.next().expect("at least one pass");
         for ReadOutcome { seconds: more, .. } in reads {
@@ -491,6 +520,7 @@ impl Checkpoint {
             tensor_bytes,
             read_bytes,
             cached_bytes,
+            received_bytes,
             verified,
             moved,
             seconds,

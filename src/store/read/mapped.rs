@@ -85,6 +85,7 @@ impl Checkpoint {
             tensor_bytes: mapped.map(|tensor| tensor.range.len() as u64).sum(),
             read_bytes: 0,
             cached_bytes: 0,
+            received_bytes: 0,
             verified: false,
             moved: Moved { engine: "mmap".into(), ..Moved::default() },
             seconds: LoadSeconds { total: started.elapsed().as_secs_f64(), ..Default::default() },

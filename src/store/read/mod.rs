@@ -21,5 +21,6 @@ pub(crate) mod object;
 pub(crate) mod part;
 pub(crate) mod shards;
 pub(crate) mod slices;
+pub(crate) mod source;
 pub(crate) mod values;
 pub(crate) mod verify;

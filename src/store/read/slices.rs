@@ -43,7 +43,7 @@ impl Checkpoint {
             ));
         }
         let (runtime, job) = self.resources(options)?;
-        let loading = self.loading(options.verify, &runtime, &job);
+        let loading = self.loading(options.verify, &runtime, &job).taking(options.arrivals);
         let (slabs, targets) = self.slabs_of(slices)?;
         let plan = self.plan_slabs(&slabs, loading);
         job.set_total(bytes_of(&plan.reads));

@@ -15,6 +15,12 @@ Placed = tuple[tuple[int, ...] | None, int, object]
 """A tensor's elements in host memory: strides in bytes (None: dense), address, and the owner of the
 memory."""
 
+NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A tensor's name, and the offsets and sizes of a box in it."""
+
+InFiles = tuple[list[str], list[NamedBox]]
+"""What is read of a checkpoint's files: whole tensors by name, and boxes of others."""
+
 
 def place_at(address: Address) -> tuple[int, int | None]:
     """Return the pointer and the device (None: the host) of an address, ignoring the stream."""

@@ -206,6 +206,11 @@ class Wanted(NamedTuple):
     may_be_early: bool
     """Whether everything can be made before the tensors' bytes are read."""
 
+    def names(self) -> list[str]:
+        """Return the names of the tensors."""
+        rows = self.checkpoint.tensors
+        return [rows[number][0] for number in self.tensors.numbers]
+
 
 def _looks_at_bytes(node: object) -> bool:
     """Return whether making a value may need the bytes of the tensors and arrays in it."""

@@ -1,0 +1,445 @@
+"""How the ranks of a load share what several of them need.
+
+Ranks of a host share its page cache: one rank's read fills it, the others copy. Between hosts one
+rank reads a part of a file and sends it to the others. Otherwise each rank reads past the page
+cache, straight into its memory. What pays, the ranks measure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import mmap
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._ranks import _sent_parts
+from ringstow._ranks._group import Group
+from ringstow._ranks._sent_parts import Part, Transfer
+from ringstow._state.tensors._memory import InFiles
+
+_log = logging.getLogger("ringstow")
+# Units that a rank's needs are counted in: few enough for a message, each a block or more.
+_UNITS_MAX = 1 << 15
+_UNIT_BYTES_MIN = 4 << 20
+# All of a unit: of slices of a tensor, several ranks need parts of one unit, and no byte twice.
+_WHOLE = 255
+# A rank that needs less of a unit than this reads it itself.
+_SHARE_MIN = 16
+# A smaller checkpoint is read before a choice pays.
+_SHARED_BYTES_MIN = 128 << 20
+# How many ranks must need a byte, on average.
+_RANKS_MIN = 1.5
+# What each rank reads to measure the disk: reads at the same time, and the bytes of each.
+_READS = 4
+_READ_BYTES = 2 << 20
+# What one core copies out of the page cache, in bytes per second. A sample of a disk with a burst
+# allowance finds it faster than it is: a higher figure errs on the side that reads less.
+_COPIED_A_CORE = 2e9
+# What a rank sends and receives to measure the group.
+_SENT_BYTES = 8 << 20
+# Sending must take at most this share of the time of any other way: what is measured varies.
+_GAIN = 0.8
+# What takes so many times as long as another way should is given up: a sample of a disk with a
+# burst allowance expects too much of the other way.
+_TOO_SLOW = 1.5
+# With fewer cores a rank, reading and sending take turns.
+_CORES_MIN = 2
+
+
+class Needs(NamedTuple):
+    """What one rank is about to read."""
+
+    host: str
+    units: tuple[bytes, ...]
+    """How much of each unit of the checkpoint's files each pass of its load reads, up to `_WHOLE`;
+    nothing for a pass that reads nothing."""
+    unit_bytes: int
+    memory_bytes: int
+    """For what it reads for others, and receives."""
+    cores: int
+    """Of its host."""
+
+    @classmethod
+    def of(cls, checkpoint: _native.Checkpoint, passes: Iterable[InFiles], config: str) -> Needs:
+        """Return the needs of a rank whose passes read these tensors, and boxes of tensors."""
+        sizes = _sizes(checkpoint)
+        unit_bytes = _unit_bytes(sizes)
+        memory = max(_native.staging_bytes(config) // 2, _sent_parts.memory_min(config))
+        needed = [_native.needed(checkpoint, *one) for one in passes]
+        units = tuple(_units(sizes, unit_bytes, ranges) for ranges in needed)
+        return cls(_native.boot_id(), units, unit_bytes, memory, os.cpu_count() or 1)
+
+
+def shown(config: str) -> tuple[str, ...]:
+    """Return what must be alike on all ranks, for messages."""
+    share = json.loads(config)["share_reads"]
+    return () if share == "auto" else (f"Config(share_reads={share!r})",)
+
+
+def may_share(config: str) -> bool:
+    """Return whether the settings let ranks share."""
+    return bool(json.loads(config)["share_reads"] != "off")
+
+
+def may_pay(ranks: Group, checkpoint: _native.Checkpoint, config: str) -> bool:
+    """Return whether ranks are to compare what they need; all of them return the same."""
+    if ranks.size == 1 or not may_share(config):
+        return False
+    return bool(shown(config)) or sum(_sizes(checkpoint)) >= _SHARED_BYTES_MIN
+
+
+class _Unit(NamedTuple):
+    number: int
+    file: int
+    begin: int
+    end: int
+
+
+class Sharing:
+    """How the ranks share what one load reads, until its end."""
+
+    def __init__(
+        self,
+        ranks: Group,
+        checkpoint: _native.Checkpoint,
+        needs: list[Needs],
+        config: str,
+        *,
+        apart: bool = False,
+    ) -> None:
+        """Choose, and begin to share. All ranks call it.
+
+        Args:
+            ranks: the ranks.
+            checkpoint: what this rank has opened.
+            needs: what each rank reads.
+            config: this rank's settings.
+            apart: whether the nodes share no directory, and have sent each other what they lack.
+        """
+        self._checkpoint = checkpoint
+        self._transfer: Transfer | None = None
+        settings = json.loads(config)
+        choice = _Choice(ranks, checkpoint, needs, settings["share_reads"], apart=apart)
+        if choice.way == "host":
+            checkpoint.read_through_page_cache()
+        elif choice.way == "group":
+            if choice.otherwise_by_host:
+                checkpoint.read_through_page_cache()
+            self._begin(ranks, needs, choice, is_direct=settings["direct"] != "off")
+
+    def _begin(self, ranks: Group, needs: list[Needs], choice: _Choice, *, is_direct: bool) -> None:
+        slots, part_bytes = _sent_parts.slots_for(max(one.memory_bytes for one in needs))
+        parts = choice.parts(part_bytes)
+        own = _sent_parts.own_parts(parts, [one.host for one in needs], ranks.rank)
+        ranges = [(one.part.file, one.part.begin, one.part.end) for one in own]
+        arrivals: _native.Arrivals | None = None
+        why: OSError | None = None
+        try:
+            size = part_bytes + _sent_parts.MARK_BYTES
+            arrivals = _native.Arrivals(self._checkpoint, ranges, slots, size, is_direct)
+        except OSError as error:
+            why = error
+        if why is not None:
+            _log.warning("the ranks do not share what they read: no memory for it: %s", why)
+        if not all(ranks.gathered(arrivals is not None)) or arrivals is None:
+            return
+        allowed = part_bytes * choice.other_s_a_byte * _TOO_SLOW
+        self._transfer = Transfer(ranks, arrivals, own, slots, count=len(parts), allowed_s=allowed)
+        self._checkpoint.take_from(arrivals)
+
+    def end(self, *, failed: bool = False) -> None:
+        """End it, before the ranks communicate again; once is enough.
+
+        Args:
+            failed: whether this rank's load has failed.
+        """
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.end(failed=failed)
+            self._checkpoint.take_from(None)
+            _log.debug("read %d bytes for this rank and others", transfer.read_bytes)
+
+
+class SharedLoad:
+    """What the ranks share of a load that may fail on some before they know what they read."""
+
+    def __init__(self, ranks: Group, config: str, *, apart: bool = False) -> None:
+        """Store what `Sharing` needs; nothing is sent."""
+        self._ranks = ranks
+        self._config = config
+        self._apart = apart
+        self._sharing: Sharing | None = None
+        self._is_chosen = ranks.size == 1 or not may_share(config)
+
+    def planned(self, checkpoint: _native.Checkpoint, passes: Iterable[InFiles]) -> None:
+        """Begin to share what this rank's passes read; not again, if the load starts again."""
+        if self._is_chosen:
+            self.end(failed=True)
+            return
+        needs: Needs | None = None
+        if may_pay(self._ranks, checkpoint, self._config):
+            needs = Needs.of(checkpoint, passes, self._config)
+        self._choose(checkpoint, needs)
+
+    def end(self, *, failed: bool) -> None:
+        """End sharing, before the ranks communicate again. All ranks call it, once or more often.
+
+        Args:
+            failed: whether this rank's load has failed.
+        """
+        if not self._is_chosen:
+            self._choose(None, None)
+        if self._sharing is not None:
+            self._sharing.end(failed=failed)
+
+    def _choose(self, checkpoint: _native.Checkpoint | None, needs: Needs | None) -> None:
+        self._is_chosen = True
+        stamp = None if checkpoint is None else checkpoint.stamp
+        said = self._ranks.gathered((stamp, needs))
+        every = [one for _, one in said if one is not None]
+        is_same = len({stamp for stamp, _ in said}) == 1
+        if is_same and checkpoint is not None and len(every) == self._ranks.size:
+            self._sharing = Sharing(self._ranks, checkpoint, every, self._config, apart=self._apart)
+
+
+class _Choice:
+    """What the ranks of a load do, all alike but for the page cache of each host."""
+
+    def __init__(
+        self,
+        ranks: Group,
+        checkpoint: _native.Checkpoint,
+        needs: list[Needs],
+        share: str,
+        *,
+        apart: bool,
+    ) -> None:
+        self._files = _native.files_of(checkpoint)
+        self._sizes = _sizes(checkpoint)
+        self._unit_bytes = needs[0].unit_bytes
+        self._places = list(_places(self._sizes, self._unit_bytes))
+        self._needs = needs
+        self._units = torch.stack([_summed(one, len(self._places)) for one in needs])
+        """How much of each unit each rank reads."""
+        self._hosts = [one.host for one in needs]
+        self.other_s_a_byte = float("inf")
+        """Seconds that the best other way takes for a byte."""
+        self.otherwise_by_host = False
+        """Whether this rank's host reads through its page cache what is not sent."""
+        self.way = "direct"
+        """Or "host": through its page cache; or "group": sent by the rank that reads it."""
+        own = self._hosts[ranks.rank]
+        if share == "auto":
+            self.way = self._measured(ranks, own, apart=apart)
+        elif share == "host" or apart:
+            needed, once = self._bytes(own)
+            self.way = "host" if needed >= _RANKS_MIN * once else "direct"
+        elif bool(self._is_shared().any()):
+            self.way = "group"
+
+    def parts(self, part_bytes: int) -> list[Part]:
+        """Return the parts that several ranks take, in the order in which loads take them."""
+        columns = (self._units >= _SHARE_MIN).T.contiguous()
+        takers_of: dict[bytes, tuple[int, ...]] = {}
+        parts = []
+        for unit in self._in_order():
+            column = columns[unit.number].numpy().tobytes()
+            if column not in takers_of:
+                takers_of[column] = tuple(n for n, takes in enumerate(column) if takes)
+            takers = takers_of[column]
+            cuts = _sent_parts.cut(unit.begin, unit.end, part_bytes)
+            parts += [Part(unit.file, begin, end, takers) for begin, end in cuts]
+        return parts
+
+    def _in_order(self) -> Iterator[_Unit]:
+        """Yield the shared units by pass, file and offset; files of several directories in turn."""
+        pass_of = self._first_passes()
+        taken: dict[str, int] = {}
+        ordered = []
+        for number in self._is_shared().nonzero().flatten().tolist():
+            unit = self._places[number]
+            where = os.path.dirname(self._files[unit.file][1])
+            turn = taken.get(where, 0)
+            taken[where] = turn + 1
+            ordered.append((pass_of[number], turn, where, unit))
+        return (unit for *_, unit in sorted(ordered))
+
+    def _first_passes(self) -> list[int]:
+        """Return for each unit the first pass in which a rank reads it."""
+        first = torch.zeros(len(self._places), dtype=torch.int64)
+        is_read = torch.zeros(len(self._places), dtype=torch.bool)
+        for number in range(max(len(one.units) for one in self._needs)):
+            read = [_tensor(one.units[number]) for one in self._needs if one.units[number]]
+            if read:
+                now = torch.stack(read).bool().any(0)
+                first[now & ~is_read] = number
+                is_read |= now
+        found: list[int] = first.tolist()
+        return found
+
+    def _is_shared(self) -> torch.Tensor:
+        """Return which units it pays to read once for several ranks."""
+        takes = self._units >= _SHARE_MIN
+        taken = torch.where(takes, self._units, 0).sum(0)
+        return (takes.sum(0) >= 2) & (taken >= _RANKS_MIN * taken.clamp(max=_WHOLE))
+
+    def _measured(self, ranks: Group, own: str, *, apart: bool) -> str:
+        """Return what the ranks expect to be fastest, by a sample of the disk and of the group."""
+        shared = {host: self._shared(host) for host in set(self._hosts)}
+        may_send = len(shared) > 1 and not apart and self._shared(None) >= _RANKS_MIN
+        if not may_send and all(factor < _RANKS_MIN for factor in shared.values()):
+            return "direct"
+        files = ((nbytes, path) for _, path, nbytes, is_here in self._files if is_here)
+        largest = max(files, default=(0, ""))
+        samples = ranks.gathered(_sample(*largest, ranks.rank))
+        rates = {host: self._disk_rate(host, samples) for host in shared}
+        way, expected = "direct", 0.0
+        for host, rate in rates.items():
+            if rate is None:
+                return "direct"
+            of_host = [n for n, one in enumerate(self._hosts) if one == host]
+            copied = _COPIED_A_CORE * min(len(of_host), self._needs[of_host[0]].cores)
+            is_slow = shared[host] >= _RANKS_MIN and rate < copied * (1 - 1 / shared[host])
+            needed, once = self._bytes(host)
+            expected = max(expected, (once if is_slow else needed) / rate)
+            if is_slow and host == own:
+                way = "host"
+        if may_send:
+            worse = max(later / (took or 1) for took, later in filter(None, samples))
+            rate = sum(filter(None, rates.values())) / worse
+            if self._pays_to_send(ranks, expected * worse, rate):
+                self.otherwise_by_host = way == "host"
+                return "group"
+        return way
+
+    def _pays_to_send(self, ranks: Group, expected: float, rate: float) -> bool:
+        """Return whether sending takes less than the seconds that any other way is expected to."""
+        _, once = self._bytes(None)
+        self.other_s_a_byte = expected / once
+        on_disk = once / rate
+        if on_disk > _GAIN * expected:
+            return False
+        needed = float(self._units.sum(1).max()) * self._unit_bytes / _WHOLE
+        received = max(needed - once / ranks.size, 0)  # it reads its share itself
+        sent_s = received / _sent_parts.measured_rate(ranks, _SENT_BYTES)
+        cores = min(one.cores / self._hosts.count(one.host) for one in self._needs)
+        shared_s = max(on_disk, sent_s) if cores >= _CORES_MIN else on_disk + sent_s
+        _log.debug("to send takes %.2f s, to share %.2f s", sent_s, shared_s)
+        _log.debug("the best other way takes %.2f s", expected)
+        return shared_s < _GAIN * expected
+
+    def _disk_rate(self, host: str, samples: list[_Sample | None]) -> float | None:
+        """Return the bytes per second that a host's ranks read together; None if not known."""
+        here = [took for took, one in zip(samples, self._hosts, strict=True) if one == host]
+        seconds = [sample.seconds for sample in here if sample is not None]
+        if len(seconds) < len(here):
+            return None
+        return len(here) * _READS * _READ_BYTES / max(seconds)
+
+    def _bytes(self, host: str | None) -> tuple[float, float]:
+        """Return the bytes that a host's ranks need, all ranks for None; and each byte once."""
+        here = [n for n, one in enumerate(self._hosts) if host in (None, one)]
+        taken = self._units[here].sum(0)
+        scale = self._unit_bytes / _WHOLE
+        return float(taken.sum()) * scale, float(taken.clamp(max=_WHOLE).sum()) * scale
+
+    def _shared(self, host: str | None) -> float:
+        """Return how many ranks of a host, or of all, need each byte on average; 0 for little."""
+        needed, once = self._bytes(host)
+        return needed / once if once >= max(_SHARED_BYTES_MIN, 1) else 0
+
+
+def _sizes(checkpoint: _native.Checkpoint) -> list[int]:
+    return [nbytes for _, _, nbytes, _ in _native.files_of(checkpoint)]
+
+
+def _unit_bytes(sizes: list[int]) -> int:
+    """Return the bytes of a unit: of whole pages."""
+    return max(_UNIT_BYTES_MIN, -(-sum(sizes) // _UNITS_MAX // 4096) * 4096)
+
+
+def _units(sizes: list[int], unit_bytes: int, ranges: Iterable[tuple[int, int, int]]) -> bytes:
+    """Return how much of each unit these ranges are; nothing for no range."""
+    firsts = [0, *itertools.accumulate(-(-nbytes // unit_bytes) for nbytes in sizes)]
+    read = [0] * firsts[-1]
+    for file, begin, end in ranges:
+        for unit in range(begin // unit_bytes, -(-end // unit_bytes)):
+            part = min(end, (unit + 1) * unit_bytes) - max(begin, unit * unit_bytes)
+            read[firsts[file] + unit] += part
+    if not any(read):
+        return b""
+    shares = zip(read, _places(sizes, unit_bytes), strict=True)
+    return bytes(min(-(-n * _WHOLE // (unit.end - unit.begin)), _WHOLE) for n, unit in shares)
+
+
+def _places(sizes: list[int], unit_bytes: int) -> Iterator[_Unit]:
+    number = itertools.count()
+    for file, nbytes in enumerate(sizes):
+        for begin in range(0, nbytes, unit_bytes):
+            yield _Unit(next(number), file, begin, min(begin + unit_bytes, nbytes))
+
+
+def _summed(needs: Needs, units: int) -> torch.Tensor:
+    """Return how much of each unit a rank reads in all passes."""
+    read = torch.zeros(units, dtype=torch.int64)
+    for one in filter(None, needs.units):
+        read += _tensor(one)
+    return read.clamp(max=_WHOLE)
+
+
+def _tensor(units: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(units), dtype=torch.uint8)
+
+
+class _Sample(NamedTuple):
+    """What a sample of the disk took."""
+
+    seconds: float
+    steady_s: float
+    """If all of it took as long as the second half: some disks are fast for a moment."""
+
+
+def _sample(nbytes: int, path: str, rank: int) -> _Sample | None:
+    """Return the seconds that reads past the page cache take; None if they are not possible.
+
+    All ranks read at about the same time, each at other places.
+    """
+    places = nbytes // _READ_BYTES
+    if not places:
+        return None
+    try:
+        with (
+            _files.reading_past_cache(path) as file,
+            mmap.mmap(-1, _READS * _READ_BYTES) as memory,  # aligned, as O_DIRECT wants it
+        ):
+            memory[::4096] = bytes(len(memory) // 4096)  # page faults before the clock runs
+            half = _READ_BYTES // 2
+            parts = [memoryview(memory)[n * half :][:half] for n in range(2 * _READS)]
+
+            def read(number: int) -> None:
+                place = (rank * _READS + number % _READS) % places
+                at = place * _READ_BYTES + number // _READS * half
+                os.preadv(file.fileno(), [parts[number]], at)
+
+            try:
+                with ThreadPoolExecutor(_READS, "ringstow-sample") as threads:
+                    begun = time.monotonic()
+                    list(threads.map(read, range(_READS)))
+                    between = time.monotonic()
+                    list(threads.map(read, range(_READS, 2 * _READS)))
+                    ended = time.monotonic()
+                    return _Sample(ended - begun, max(2 * (ended - between), ended - begun))
+            finally:
+                for part in parts:
+                    part.release()
+    except OSError:
+        return None
