@@ -1,7 +1,5 @@
 """States and helpers for the tests of conversions."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

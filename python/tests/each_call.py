@@ -10,8 +10,6 @@ and then each fails with every error number; otherwise with one that the seed de
 half a pass: of each task either the calls of Rust or those of Python, as the seed decides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

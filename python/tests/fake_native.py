@@ -3,8 +3,6 @@
 It writes no file: `saved` holds the saved bytes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

@@ -5,8 +5,6 @@ that it calls in each process before what is under test begins. It leaves the st
 path, and replaces an earlier one. Each runs in a forked child.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

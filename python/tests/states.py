@@ -1,7 +1,5 @@
 """State dicts for the tests, and comparisons."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

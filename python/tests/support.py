@@ -1,7 +1,5 @@
 """Helpers: comparing states, reading and resealing manifests, other processes."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib
@@ -147,6 +145,40 @@ def python_start(code, *args, **options):
     command = [sys.executable, "-c", code, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**pipes, **options})
+
+
+def in_child(act):
+    """Run a function in a forked child; return the child's exit code, 1 if it raised."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def raising(error):
+    """Return a function that raises an error, whatever it is called with."""
+
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def mounted(folder, options, kind="tmpfs"):
+    """Mount a file system in memory, if this machine allows it."""
+    folder.mkdir()
+    command = ["mount", "-t", kind, "-o", options, "ringstow-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        missing(f"cannot mount: {error}")
+    if done.returncode != 0:
+        missing(f"mounting a {kind} needs root: {done.stderr.strip()}")
 
 
 def resident_bytes():

@@ -1,15 +1,9 @@
 """What the answers of pip-audit mean, with made-up answers."""
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import advisories
+import pytest
 
 UNKNOWN = {"name": "numpy", "skip_reason": "not found on PyPI"}
 CLEAN = {"name": "numpy", "version": "2.4.0", "vulns": []}

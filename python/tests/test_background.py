@@ -1,7 +1,5 @@
 """Background saves with the real engine: snapshots, exits, Ctrl-C, forks, two at once."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Saves with a base: unchanged files are linked, and every checkpoint stays whole by itself."""
 
-from __future__ import annotations
-
 import logging
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """The comparison of instruction counts, with made-up counts."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python's garbage collector rests during loads and saves, and is as others want it afterwards."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -8,17 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import compare as compare_tool
 import forked
 import pytest
 import torch
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import compare as compare_tool  # noqa: E402
-from comparing import (  # noqa: E402
+from comparing import (
     chart,
     counts,
     durable,
@@ -29,7 +24,10 @@ from comparing import (  # noqa: E402
     usage,
     worker,
 )
-from comparing.peers import PEERS  # noqa: E402
+from comparing.peers import PEERS
+from support import ROOT
+
+TOOLS = ROOT / "tools"
 
 
 def row(save_seconds, load_seconds=None, **more):

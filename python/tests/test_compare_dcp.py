@@ -2,16 +2,11 @@
 
 import json
 import sys
-from pathlib import Path
 
+import compare_dcp
 import forked
 import pytest
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import compare_dcp  # noqa: E402
-from comparing.processes import CompareFailed  # noqa: E402
+from comparing.processes import CompareFailed
 
 
 def forked_ranks(command):

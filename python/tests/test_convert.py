@@ -1,7 +1,5 @@
 """Conversions to and from torch.save, torch.distributed.checkpoint and Hugging Face safetensors."""
 
-from __future__ import annotations
-
 import collections
 import decimal
 import os

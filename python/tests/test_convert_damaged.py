@@ -1,7 +1,5 @@
 """The errors for files that torch.save did not write, or did not finish."""
 
-from __future__ import annotations
-
 import os
 
 import forked

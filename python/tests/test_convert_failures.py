@@ -1,7 +1,5 @@
 """Conversions that are refused, fail or are interrupted, and their cleaning up."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """What a conversion had removed, and a loss of power brings back: it harms nothing, and goes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """Conversions to a path at which something appears meanwhile: a conversion, a planted link."""
 
-from __future__ import annotations
-
 import errno
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Conversions to an existing path: refusals, replacements, and files that must stay."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The program `ringstow convert`: its output, progress and memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ A seed decides what both do, how late they see each other, and whose request com
 each checkpoint is one of those that were written, whole, and none that was reported is gone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

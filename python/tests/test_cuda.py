@@ -3,8 +3,6 @@
 A process loads one CUDA driver, once, so each file runs in its own process.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
@@ -13,11 +11,11 @@ import subprocess
 import forked
 import pytest
 import torch
+from support import ROOT
 
 import ringstow
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
 OPEN = {"FAKE_CUDA_OPEN": "1"}  # the CPU, and so torch's kernels, can access the GPUs' memory
 FILES = {
     "test_save.py": OPEN,

@@ -1,7 +1,5 @@
 """Values that refer back to themselves: no walk fails on them, and what can't be saved is named."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses

@@ -1,7 +1,5 @@
 """Every damage to a checkpoint's files is detected and named, and never returned as data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import flip, manifest_of, reseal, shards_of

@@ -1,7 +1,5 @@
 """`ringstow.diff`: the differences between two checkpoints."""
 
-from __future__ import annotations
-
 import datetime
 
 import numpy as np

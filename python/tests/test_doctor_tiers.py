@@ -1,21 +1,16 @@
 """`ringstow doctor` checks whether copies can go to each tier."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import threading
 from http.server import ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
+from comparing.sink import Sink
 from stores.fixtures import s3_environment
 
 import ringstow
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from comparing.sink import Sink
 
 
 class Overwriting(Sink):

@@ -4,8 +4,6 @@
 does all.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """Exceptions survive pickle and copy, and match the hierarchy that the Rust side constructs."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import pickle

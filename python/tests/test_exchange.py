@@ -1,7 +1,5 @@
 """The fast path for usual tensors agrees with the general path, which handles all others."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -4,17 +4,13 @@ import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
+import figures
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import figures  # noqa: E402
-from drawing import model, page, plot, ranks, sharded, step_time, tensors  # noqa: E402
-from drawing.plots import PLOTS  # noqa: E402
+from drawing import model, page, plot, ranks, sharded, step_time, tensors
+from drawing.plots import PLOTS
+from support import ROOT
 
 ORIGIN = {"command": "python tools/x.py", "machine": "a machine", "date": "2026-01-02"}
 

@@ -3,8 +3,6 @@
 No FIFO, socket or device is waited for, and nothing is written through a link.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A process's first save uses memory for the state, not for the whole pool."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess

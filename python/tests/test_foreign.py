@@ -1,7 +1,5 @@
 """What `load`, `load_into` and `open` return of other programs' checkpoints."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import sys

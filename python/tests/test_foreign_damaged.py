@@ -1,7 +1,5 @@
 """Other programs' checkpoints that are hostile, damaged or unfinished: nothing of them runs."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import pickle

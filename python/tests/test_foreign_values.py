@@ -1,7 +1,5 @@
 """Values in files of torch.save that need care: as they were saved, or refused with their key."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Directories of models with several files of weights: the ones that from_pretrained takes."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

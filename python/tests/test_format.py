@@ -7,8 +7,6 @@ purpose, run this file with Python, and explain in the commit why older readers 
 them.
 """
 
-from __future__ import annotations
-
 import collections
 import pathlib
 import re

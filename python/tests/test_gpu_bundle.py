@@ -4,10 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import gpu_bundle  # noqa: E402
+import gpu_bundle
 
 
 def test_the_scripts_run_from_the_folder_alone(tmp_path):

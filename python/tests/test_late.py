@@ -1,7 +1,5 @@
 """Loads wait, for a bounded time, for what another host has saved; on a local disk they do not."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -4,8 +4,6 @@
 ``make torture-leaks`` is the long form.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pathlib

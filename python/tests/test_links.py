@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
 PAGES += ROOT.glob("tools/*.md")
 SOURCES = ("src", "python/ringstow", "python/tests", "tools", "tests", "benches", "examples")

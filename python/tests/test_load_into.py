@@ -1,7 +1,5 @@
 """Loading into existing tensors: in place, all or nothing, with one error for all mismatches."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

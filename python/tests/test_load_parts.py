@@ -1,7 +1,5 @@
 """A load by prefix or by names gives the same structure with the selected leaves only."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The program in a locale that is not UTF-8, as in a minimal container: names and output work."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A slow handler of `logging` delays its own save or load, and no other thread."""
 
-from __future__ import annotations
-
 from support import python
 
 

@@ -1,7 +1,5 @@
 """Each save and load logs one line at level INFO, with the report's figures."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

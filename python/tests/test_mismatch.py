@@ -3,8 +3,6 @@
 Where it names an argument, the same load with that argument fits.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import itertools

@@ -1,7 +1,5 @@
 """Saves and loads under what changes how torch makes tensors: a default device, dispatch modes."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import pathlib

@@ -1,7 +1,5 @@
 """The ready-made callbacks report to the real TensorBoard, Prometheus and OpenTelemetry."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 failure names its seed: with ``RINGSTOW_MUTATIONS=1`` it runs alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Objects: opaque bytes in a checkpoint, in which the DCP writer stores values."""
 
-from __future__ import annotations
-
 import io
 import json
 

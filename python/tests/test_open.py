@@ -1,7 +1,5 @@
 """Inspecting a checkpoint without loading it, and reading parts of its tensors."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import datetime

@@ -1,7 +1,5 @@
 """Callbacks of `on_done`: which saves and loads they hear of, and that they disturb none."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

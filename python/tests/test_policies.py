@@ -1,7 +1,5 @@
 """A policy checks its fields when it is made, and names the field that is wrong."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """Progress bars: on a terminal while the work is long, and nothing of them afterwards."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

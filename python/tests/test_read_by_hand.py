@@ -6,13 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+import read_by_hand
 import torch
 from support import ROOT
 
 import ringstow
-
-sys.path.insert(0, str(ROOT / "examples"))
-import read_by_hand
 
 
 def test_every_tensor_and_value_is_read(tmp_path):

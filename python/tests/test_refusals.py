@@ -1,7 +1,5 @@
 """Refusals by the system: a clear error, no lost data, no leftovers; the next save recovers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Config and reports pass between Python and Rust as JSON, also between versions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Saved states load equal: every dtype in every shape, and real models with optimizers."""
 
-from __future__ import annotations
-
 import copy
 import pathlib
 

@@ -1,7 +1,5 @@
 """A damaged checkpoint: verify names the lost tensors, and a load can return all others."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ torch increments a tensor's version only after an operation ends. The tests use 
 are long enough to overlap with a save; on a machine where they are too short, nothing is tested.
 """
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Saves in signal handlers: which are refused, and which work."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

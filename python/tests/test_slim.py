@@ -1,7 +1,5 @@
 """A part of a checkpoint that was saved apart can be dropped, and the rest loads as before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

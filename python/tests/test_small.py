@@ -1,7 +1,5 @@
 """Many small tensors: the native passes over a state, and what they must not change."""
 
-from __future__ import annotations
-
 import json
 import math
 import typing

@@ -1,7 +1,5 @@
 """Small files that claim much: they take no more memory or time than others of their size."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

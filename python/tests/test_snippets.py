@@ -10,9 +10,8 @@ import pytest
 import snippets
 import torch
 from stores.fixtures import Bucket
-from support import missing
+from support import ROOT, missing
 
-ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 WITH_SNIPPETS = [page for page in PAGES if any(snippets.snippets(page))]
 NEED_A_GPU = {"gpu.md"}

@@ -1,7 +1,5 @@
 """Any state loads equal, including types and order; other values are refused by name."""
 
-from __future__ import annotations
-
 import collections
 import json
 import math

@@ -1,7 +1,5 @@
 """Objects in a state: modules, optimizers, schedulers and others go in and out by themselves."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import logging

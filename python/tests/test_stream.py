@@ -1,7 +1,5 @@
 """Files as streams: what other libraries write through one, and what is published when."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

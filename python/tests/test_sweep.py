@@ -4,27 +4,21 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import random
 import signal
 import subprocess
-import sys
 import time
 import typing
 
 import forked
 import numpy
 import pytest
-from support import missing
+import sweep
+from support import ROOT, missing
+from sweeping import choose, measure, plan, plots, render
+from sweeping.plan import AGAIN, DEFAULT, FIO, Setting
 
 import ringstow
-
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import sweep  # noqa: E402
-from sweeping import choose, measure, plan, plots, render  # noqa: E402
-from sweeping.plan import AGAIN, DEFAULT, FIO, Setting  # noqa: E402
 
 DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "fillers": 0}
 DEFAULTS |= {"nice": 0, "io_priority": "normal", "write_rate": 0}
@@ -320,7 +314,9 @@ def test_ctrl_c_keeps_measured_rounds(tmp_path):
     out = tmp_path / "out"
     surroundings = {**os.environ, "RINGSTOW_QUEUE_DEPTH": "3", "PATH": ""}
     words = [tmp_path, *FEW, "--out", out, "--minutes", "10"]
-    running = forked.Program(forked.SCRIPT, *words, name=TOOLS / "sweep.py", env=surroundings)
+    running = forked.Program(
+        forked.SCRIPT, *words, name=ROOT / "tools" / "sweep.py", env=surroundings
+    )
     deadline = time.monotonic() + 300
     while not (out / "results.json").exists():
         assert running.is_running()

@@ -1,7 +1,5 @@
 """Every value loads equal, or the save refuses it; loading runs no code."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

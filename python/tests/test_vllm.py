@@ -4,8 +4,6 @@ vLLM does not install on a machine without a GPU. Its interface and the order of
 here as version 0.33 has them; where vLLM is installed, its own base class and registry are used.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import tomllib

@@ -3,8 +3,6 @@
 No process group and no real clock: `Team` here is several ranks in one process.
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import random

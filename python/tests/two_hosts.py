@@ -3,8 +3,6 @@
 Each host sees late what the other one has done, and locks stay on their host.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import multiprocessing.connection
