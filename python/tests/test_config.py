@@ -116,7 +116,10 @@ def test_saves_and_loads_write_a_trace(elsewhere, monkeypatch):
         ("engine", None, "'auto', 'uring', 'portable' or 'tokio-uring'"),
         ("recycle", "yes", "True or False"),
         ("stripe", "/mnt/b", "a collection of paths ([path] for one)"),
-        ("tiers", "s3://bucket/run", "a collection of paths ([path] for one)"),
+        *(
+            ("tiers", tiers, "a collection of paths ([path] for one)")
+            for tiers in ("s3://bucket/run", None, [None], [3], 5)
+        ),
     ],
 )
 def test_field_of_wrong_type_is_named(field, value, may_be):

@@ -1,6 +1,8 @@
 """A policy checks its fields when it is made, and names the field that is wrong."""
 
 import datetime
+import inspect
+import pathlib
 
 import pytest
 
@@ -70,6 +72,7 @@ def test_field_that_cannot_be_is_named(policy, fields, error, said):
         ({"tiers": "far"}, TypeError, r'tiers is a list of URLs and directories: tiers=\["far"\]'),
         ({"tiers": [3]}, TypeError, "tiers must be a list"),
         ({"tiers": 3}, TypeError, "tiers must be a list"),
+        ({"tiers": pathlib.Path("far")}, TypeError, "tiers is a list"),
         ({"nodes": 2}, TypeError, r"nodes must be ringstow.Nodes\(\) or None, not 2"),
         ({"nodes": True}, TypeError, "nodes must be ringstow.Nodes"),
         ({"base": "last"}, InvalidStateError, 'base must be "previous"'),
@@ -112,6 +115,4 @@ def test_short_words_mean_the_policies(tmp_path):
 
 
 def test_manager_takes_nine_arguments_at_most():
-    import inspect
-
     assert len(inspect.signature(CheckpointManager).parameters) <= 9
