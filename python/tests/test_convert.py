@@ -27,10 +27,7 @@ from ringstow.convert import (
 )
 from ringstow.convert._check import Comparison
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.torch_seam,
-]
+pytestmark = pytest.mark.torch_seam
 
 
 # To and from torch.save

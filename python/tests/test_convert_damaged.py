@@ -11,10 +11,7 @@ from converted import saved
 import ringstow
 from ringstow.convert import convert, dcp_to_ringstow
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*before 1.6"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*before 1.6")
 
 STATE = {
     **{f"w{i}": torch.randn(40, 40) for i in range(6)},

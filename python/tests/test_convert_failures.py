@@ -28,9 +28,6 @@ from ringstow.convert import (
     torch_to_ringstow,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
 # Refusals
 
 

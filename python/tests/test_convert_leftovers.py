@@ -11,8 +11,6 @@ from converted import mild_load, read_hf
 import ringstow
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 def source(at, number):
     """Return a checkpoint that can be converted to any kind."""

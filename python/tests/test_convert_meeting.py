@@ -14,8 +14,6 @@ from ringstow._foreign import _lazy_tensors
 from ringstow._publish import _replace
 from ringstow.convert import _dcp, _targets, convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 def between(monkeypatch, act, *, kind=None):
     """Call ``act`` once: before the source is opened or, with a kind, once its state is written."""

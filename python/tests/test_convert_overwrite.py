@@ -16,8 +16,6 @@ from ringstow import _native
 from ringstow._publish import _replace
 from ringstow.convert import _targets, convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 KINDS = ["ringstow", "dcp", "torch", "hf"]
 OLD = {"old": torch.arange(20_000.0), "older": torch.arange(7.0)}
 NEW = {"new": torch.arange(300.0)}

@@ -16,8 +16,6 @@ from ringstow import convert as conversions
 from ringstow._publish import _replace
 from ringstow.convert import _cli, _targets, torch_to_ringstow
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 @pytest.fixture(autouse=True)
 def warnings_as_before():

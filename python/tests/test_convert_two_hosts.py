@@ -23,8 +23,6 @@ from ringstow._publish._checkpoint_kinds import is_dcp, is_model
 from ringstow._ranks import _shared_fs_lag
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 ROUNDS = int(os.environ.get("RINGSTOW_INTERLEAVINGS", "5"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "0"))
 

@@ -17,8 +17,6 @@ from ringstow._state.tree import _cycles, _encode
 from ringstow.dcp import _state_copies
 from ringstow.integrations._kit import _values
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 class Loss(enum.Enum):
     MSE = "mse"

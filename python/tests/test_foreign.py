@@ -18,10 +18,7 @@ import ringstow
 from ringstow._foreign import _deepspeed
 from ringstow.convert import convert
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*before 1.6"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*before 1.6")
 
 LEFT = pathlib.Path(__file__).parent / "left"
 STAGES = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "deepspeed-2bf16"]

@@ -18,8 +18,6 @@ from torch.distributed.checkpoint.planner import WriteItemType
 import ringstow
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 LEFT = pathlib.Path(__file__).parent / "left"
 
 

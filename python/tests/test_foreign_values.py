@@ -9,8 +9,6 @@ import ringstow
 from ringstow._foreign import _nested_states
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 TARGETS = ("ringstow", "torch", "dcp", "hf")
 
 

@@ -17,8 +17,6 @@ from ringstow.convert import convert
 
 INDEX = "model.safetensors.index.json"
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 def weights(number):
     return {"w": torch.full((3,), float(number)), "b": torch.full((2,), float(number))}

@@ -28,8 +28,6 @@ import ringstow
 import ringstow.dcp
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
-
 STORED = pathlib.Path(__file__).parents[2] / "tests/format/v1-0.1.0/python"
 SMALL = ringstow.Config(block_bytes=4096, pool_bytes=8 * 4096)
 

@@ -13,8 +13,6 @@ import ringstow
 import ringstow.dcp
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 PACKAGE = pathlib.Path(ringstow.__file__).parent
 MAKERS = {
     "arange",

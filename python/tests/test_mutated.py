@@ -21,9 +21,7 @@ from safetensors.torch import save_file
 import ringstow
 from ringstow.convert import convert
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of torch, about what it reads
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about what it reads
 
 MUTATIONS = int(os.environ.get("RINGSTOW_MUTATIONS", "40"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "1"))

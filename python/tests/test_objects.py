@@ -16,10 +16,7 @@ from ringstow.convert import (
     ringstow_to_torch,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.torch_seam,
-]
+pytestmark = pytest.mark.torch_seam
 
 
 def with_objects(path, objects):

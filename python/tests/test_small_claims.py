@@ -16,8 +16,6 @@ from ringstow._state.tensors._memory import overlapping
 from ringstow._state.tree import _packed_values
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 PRIME = (1 << 61) - 1  # integers that differ by multiples of it have one hash
 
 

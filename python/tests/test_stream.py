@@ -18,7 +18,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from support import assert_same, python_start
+from support import assert_same, in_child, python_start
 
 import ringstow
 
@@ -241,17 +241,13 @@ def test_forked_child_leaves_its_parent_s_stream_alone(tmp_path):
     path = tmp_path / "file"
     f = ringstow.open_write(path, config=SMALL)
     f.write(noise(7, 100_000))
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
+
+    def child():
+        with pytest.raises(ringstow.Error):
             f.write(b"more")
-        except ringstow.Error:
-            f.abort()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+        f.abort()
+
+    assert in_child(child) == 0
     f.write(b"end")
     f.close()
     assert path.read_bytes() == noise(7, 100_000) + b"end"
