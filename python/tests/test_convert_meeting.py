@@ -178,11 +178,9 @@ def test_losing_conversion_keeps_the_directory_that_another_has_locked(at):
 
 
 def test_directories_that_a_conversion_creates_are_synced_from_the_first(at, monkeypatch):
-    new, synced = source(at, NEW, "new"), []
-    sync = _replace._native.sync_dir
-    monkeypatch.setattr(
-        _replace._native, "sync_dir", lambda path: (synced.append(path), sync(path))
-    )
+    new, synced, native = source(at, NEW, "new"), [], _replace._native
+    sync = native.sync_dir
+    monkeypatch.setattr(native, "sync_dir", lambda path: (synced.append(path), sync(path)))
     convert(new, at / "a" / "b" / "to", target="dcp")
     assert {str(at), str(at / "a"), str(at / "a" / "b"), str(at / "a" / "b" / "to")} <= {*synced}
 

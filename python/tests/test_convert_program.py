@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from converted import Evil, read_hf, saved, trained
-from support import python
+from safetensors.torch import save_file
+from support import python, raising
 
 import ringstow
 from ringstow import convert as conversions
@@ -61,27 +62,28 @@ print(report.tensor_bytes, peak - before)
 """
 
 
+def save_hf(state, path):
+    os.mkdir(path)
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+
+
+WRITERS = {
+    "torch": torch.save,
+    "dcp": lambda state, path: dcp.save(state, checkpoint_id=path, no_dist=True),
+    "ringstow": ringstow.save,
+    "hf": save_hf,
+}
+OTHERS = ("torch", "dcp", "hf")
+
+
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        ("torch", "ringstow"),
-        ("dcp", "ringstow"),
-        ("ringstow", "torch"),
-        ("ringstow", "dcp"),
-        ("ringstow", "hf"),
-        ("hf", "ringstow"),
-    ],
+    [*((kind, "ringstow") for kind in OTHERS), *(("ringstow", kind) for kind in OTHERS)],
 )
 def test_memory_stays_at_a_few_tensors(at, source, target):
     for name, count in (("small", 2), ("big", 200)):
         state = {f"w{i}": torch.randn(256, 1024) for i in range(count)}
-        writers = {
-            "torch": torch.save,
-            "dcp": lambda state, path: dcp.save(state, checkpoint_id=path, no_dist=True),
-            "ringstow": ringstow.save,
-            "hf": lambda state, path: _save_hf(state, path),
-        }
-        writers[source](state, at / name)
+        WRITERS[source](state, at / name)
     ran = forked.python(BOUNDED, at / "small", at / "big", target, at / "to")
     assert ran.returncode == 0, ran.stderr
     total, growth = map(int, ran.stdout.split())
@@ -90,18 +92,11 @@ def test_memory_stays_at_a_few_tensors(at, source, target):
     assert growth < total / 2
 
 
-def _save_hf(state, path):
-    from safetensors.torch import save_file
-
-    os.mkdir(path)
-    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
-
-
 # The program
 
 
 def program(*args):
-    return forked.python("from ringstow._program import _cli; _cli.main()", "convert", *args)
+    return forked.ringstow("convert", *args)
 
 
 def test_program_converts_and_prints_a_summary(at):
@@ -116,24 +111,16 @@ def test_program_converts_and_prints_a_summary(at):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
-def test_program_prints_errors_in_one_line(at):
-    ran = program(at / "nothing", at / "x")
-    assert ran.returncode == 2
-    assert ran.stderr.count("\n") == 1
-    assert "nothing" in ran.stderr
+def test_program_prints_errors_in_one_line_and_does_not_call_them_damage(at):
+    for source, word in ((at / "nothing", "nothing"), ("", "empty")):
+        ran = program(source, at / "x")
+        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+        assert word in ran.stderr
     saved({"evil": Evil(at / "mark")}, at / "a.pt")
     ran = program(at / "a.pt", at / "x")
     assert ran.returncode == 2
     assert "--allow-pickle" in ran.stderr
     assert not (at / "mark").exists()
-
-
-def test_program_prints_any_error_in_one_line_and_does_not_call_it_damage(at):
-    run = "from ringstow._program import _cli; _cli.main()"
-    ran = forked.python(run, "convert", "", at / "ckpt")
-    assert ran.returncode == 2, ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
-    assert "empty" in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -145,10 +132,7 @@ def test_program_prints_any_error_in_one_line_and_does_not_call_it_damage(at):
     ],
 )
 def test_exit_code_is_that_of_the_error(at, monkeypatch, capsys, error, code, words):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(_cli, "convert", fail)
+    monkeypatch.setattr(_cli, "convert", raising(error))
     assert _cli.main(["--quiet", "a", "b"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
@@ -157,14 +141,10 @@ def test_exit_code_is_that_of_the_error(at, monkeypatch, capsys, error, code, wo
 @pytest.mark.parametrize("phase", ["writing", "verifying"])
 def test_interrupted_program_says_what_is_left(at, monkeypatch, capsys, phase):
     saved({"a": torch.ones(3)}, at / "a.pt")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     if phase == "writing":
-        monkeypatch.setitem(_targets.WRITERS, "ringstow", interrupt)
+        monkeypatch.setitem(_targets.WRITERS, "ringstow", raising(KeyboardInterrupt))
     else:
-        monkeypatch.setattr(conversions.Comparison, "check", interrupt)
+        monkeypatch.setattr(conversions.Comparison, "check", raising(KeyboardInterrupt))
     assert _cli.main(["--quiet", str(at / "a.pt"), str(at / "ckpt")]) == 130
     said = capsys.readouterr().err
     assert (
@@ -179,11 +159,7 @@ def test_program_interrupted_after_the_swap_says_that_the_new_checkpoint_is_comp
     """Regression: it said that unfinished files are removed."""
     old, new = saved({"a": torch.zeros(3)}, at / "old.pt"), saved({"a": torch.ones(3)}, at / "a.pt")
     conversions.convert(old, at / "to", target="dcp")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_replace, "_clear_replaced", interrupt)
+    monkeypatch.setattr(_replace, "_clear_replaced", raising(KeyboardInterrupt))
     options = ["--quiet", "--overwrite", "--to", "dcp"]
     assert _cli.main([*options, str(new), str(at / "to")]) == 130
     assert f"{at / 'to'} is written and complete, but not verified" in capsys.readouterr().err
