@@ -75,7 +75,7 @@ assert back["model"]["w"].tolist() == w.tolist() and back["size"] == (2, 3)
 try:
     ringstow.load(path)
 except ringstow.UnsupportedError as error:
-    assert 'framework="numpy"' in str(error), error
+    assert 'needs torch' in str(error) and 'framework="numpy"' in str(error), error
 else:
     raise AssertionError
 print("done")

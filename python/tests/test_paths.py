@@ -123,6 +123,8 @@ def test_tilde_is_expanded(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "kind", "said"),
     [
+        ("", ValueError, "the path is empty"),
+        (1, TypeError, "must be str or os.PathLike[str], not int"),
         (None, TypeError, "must be str or os.PathLike[str], not NoneType"),
         (b"c", TypeError, "must be str or os.PathLike[str], not bytes"),
         ("a\0b", ValueError, r"'a\x00b' is not a path: it has a null character"),

@@ -12,7 +12,7 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from support import assert_same, litter, missing, python, shards_of
+from support import assert_same, litter, missing, python
 
 import ringstow
 
@@ -164,38 +164,6 @@ def test_low_memlock_limit_is_reported_with_a_fix(open_folder):
     assert "memlock" in told.lower()
     assert "ulimit" in told
     assert_same(ringstow.load(open_folder / "c"), state)
-
-
-def test_replacing_a_checkpoint_removes_the_old_shards(tmp_path):
-    for step in range(4):
-        ringstow.save({"a": torch.full((1000,), float(step))}, tmp_path / "c")
-        assert litter(tmp_path / "c") == []
-        assert len(list((tmp_path / "c").glob("*.safetensors"))) == 1
-        assert ringstow.load(tmp_path / "c")["a"][0] == step
-
-
-def test_next_save_removes_leftovers_of_a_killed_one(tmp_path):
-    ringstow.save({"a": torch.ones(3)}, tmp_path / "c")
-    (shard,) = shards_of(tmp_path / "c")
-    left = shard.with_name(shard.name.replace("-0", "-9") + ".part")
-    left.write_bytes(b"half")
-    assert ringstow.load(tmp_path / "c")["a"].sum() == 3
-    ringstow.save({"a": torch.ones(4)}, tmp_path / "c")
-    assert litter(tmp_path / "c") == []
-
-
-def test_foreign_files_in_the_directory_stay(tmp_path):
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "notes.txt").write_text("mine")
-    ringstow.save({"a": 1}, tmp_path / "c")
-    ringstow.save({"a": 2}, tmp_path / "c")
-    assert (tmp_path / "c" / "notes.txt").read_text() == "mine"
-    assert ringstow.load(tmp_path / "c") == {"a": 2}
-
-
-def test_parent_directories_are_created(tmp_path):
-    ringstow.save({"a": 1}, tmp_path / "x" / "y" / "c")
-    assert ringstow.load(tmp_path / "x" / "y" / "c") == {"a": 1}
 
 
 def test_unsavable_state_changes_no_files(tmp_path):

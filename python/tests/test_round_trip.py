@@ -12,6 +12,7 @@ from support import assert_same, missing, python, shards_of
 from test_state import FLOAT4, TORCH_DTYPES, values
 
 import ringstow
+from ringstow._state.tensors import _torch
 
 pytestmark = pytest.mark.torch_seam
 
@@ -50,8 +51,11 @@ def plain(state):
     return {k: v.data if isinstance(v, torch.nn.Parameter) else v for k, v in state.items()}
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["natively", "by torch"])
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_every_dtype_in_every_shape(dtype, tmp_path):
+def test_every_dtype_in_every_shape(dtype, fast, tmp_path, monkeypatch):
+    if not fast:
+        monkeypatch.setattr(_torch, "maker", lambda: None)
     state = shapes_of(dtype)
     report = ringstow.save(state, tmp_path / "c")
     back = ringstow.load(tmp_path / "c")
@@ -176,30 +180,6 @@ def test_relative_paths_do_not_move_with_the_working_directory(tmp_path, monkeyp
     assert ringstow.load(pathlib.Path("..") / "c")["a"].tolist() == [1]
 
 
-@pytest.mark.parametrize(("path", "error"), [("", ValueError), (b"x", TypeError), (1, TypeError)])
-def test_invalid_paths_are_refused(path, error):
-    with pytest.raises(error):
-        ringstow.save({}, path)
-
-
-def test_latest_warns_when_it_skips_a_damaged_one(tmp_path, caplog):
-    for step in (1, 2):
-        ringstow.save({"step": step}, tmp_path / f"step-{step}")
-    (tmp_path / "step-2" / "manifest.json").write_text("{}")
-    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
-    (record,) = caplog.records
-    assert (record.name.split(".")[0], record.levelname) == ("ringstow", "WARNING")
-    assert str(tmp_path / "step-2") in record.getMessage()
-
-
-def test_latest_ignores_uncommitted_saves_silently(tmp_path, caplog):
-    ringstow.save({"step": 1}, tmp_path / "step-1")
-    (tmp_path / "step-2").mkdir()
-    (tmp_path / "step-2" / "rank00000-0.safetensors.part").write_bytes(b"")
-    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
-    assert [record.levelname for record in caplog.records if record.levelname != "INFO"] == []
-
-
 def test_numpy_alone_needs_no_torch(tmp_path):
     code = """
 import sys
@@ -209,13 +189,6 @@ ringstow.save({"a": np.arange(3), "s": np.float32(2), "n": [1, (2,)]}, sys.argv[
 back = ringstow.load(sys.argv[1])
 assert back["a"].tolist() == [0, 1, 2] and back["s"] == 2, back
 assert ringstow.load_into({"a": np.zeros(3, int), "s": 0, "n": 0}, sys.argv[1]).tensor_bytes == 24
-try:
-    ringstow.load(sys.argv[2])
-except ringstow.UnsupportedError as error:
-    assert "t needs torch" in str(error), error
-else:
-    sys.exit("it loaded a tensor without torch")
 """
-    ringstow.save({"t": torch.ones(1)}, tmp_path / "t")
-    done = python(code, tmp_path / "c", tmp_path / "t")
+    done = python(code, tmp_path / "c")
     assert done.returncode == 0, done.stderr

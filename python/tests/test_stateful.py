@@ -523,21 +523,21 @@ def test_rename_maps_the_names_of_a_module_and_of_its_optimizer(tmp_path):
 
 @pytest.mark.parametrize("other", ["RMSprop", "Adagrad", "NAdam", "Adadelta", "ASGD"])
 def test_each_other_type_of_optimizer_is_refused(tmp_path, other):
-    whole = trained(tmp_path / "a", 1)
+    trained(tmp_path / "a", 1)
     state = training(optimizer=getattr(torch.optim, other))
     with pytest.raises(ringstow.KeyMismatchError, match="so leave the optimizer out"):
         ringstow.load_into(state, tmp_path / "a")
 
 
 def test_adam_that_goes_on_with_adamws_moments_stays_adam(tmp_path):
-    whole = trained(tmp_path / "a", 1)
+    trained(tmp_path / "a", 1)
     state = training(optimizer=torch.optim.Adam)
     ringstow.load_into(state, tmp_path / "a")
     assert state["optimizer"].param_groups[0]["decoupled_weight_decay"] is False
 
 
 def test_groups_that_were_divided_in_another_way_keep_their_options(tmp_path, caplog):
-    whole = trained(tmp_path / "a", 1)
+    trained(tmp_path / "a", 1)
     model = training(seed=1)["model"]
     first, *others = model.parameters()
     groups = [{"params": [first], "lr": 0.5}, {"params": others, "lr": 0.25}]

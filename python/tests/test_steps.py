@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from support import flip
 
 import ringstow
 
@@ -45,11 +46,8 @@ def left(done):
     return {pathlib.Path(one.path).name: one.reason for one in done.left}
 
 
-def flip(path):
-    shard = next(path.glob("*.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[4100] ^= 1
-    shard.write_bytes(data)
+def warnings_in(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 def test_report_lists_steps_and_reasons_for_the_rest(tmp_path, caplog):
@@ -107,7 +105,7 @@ def test_bad_step_number_is_refused_before_the_save(tmp_path, save, step, error)
     assert not (tmp_path / "c").exists()
 
 
-def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path):
+def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path, caplog):
     save(tmp_path, "step-10", "step-9", "step-100", "best")
     (tmp_path / "step-100" / "manifest.json").write_text("rubbish")
     (tmp_path / "step-200").mkdir()
@@ -128,6 +126,8 @@ def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path):
     assert damaged.created is None
     assert "manifest.json" in damaged.problem
     assert newest(tmp_path) == "step-10"
+    (said,) = warnings_in(caplog)  # a killed save is none
+    assert str(tmp_path / "step-100") in said
 
 
 def test_commit_time_decides_without_steps(tmp_path):
@@ -144,24 +144,19 @@ def test_commit_time_decides_without_steps(tmp_path):
 
 def test_resume_from_before_a_damaged_step(tmp_path, caplog):
     save(tmp_path, "step-1", "step-2", "step-3", "step-4")
-    flip(tmp_path / "step-4")
-    flip(tmp_path / "step-3")
+    for step in ("step-4", "step-3"):
+        flip(next((tmp_path / step).glob("*.safetensors")), 4100)
     path = ringstow.latest(tmp_path)
     assert names([path]) == ["step-4"]
     with pytest.raises(ringstow.CorruptCheckpointError, match=r"latest\(dir, verify=True\)"):
         ringstow.load(path)
     assert newest(tmp_path, verify=True) == "step-2"
-    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(said) == 2
-    assert "step-4, it is damaged" in said[0]
+    assert len(warnings_in(caplog)) == 2
+    assert "step-4, it is damaged" in warnings_in(caplog)[0]
     assert newest(tmp_path, before=path) == "step-3"
     assert newest(tmp_path, before=path, verify=True) == "step-2"
     assert newest(tmp_path, before=2) == "step-1"
     assert newest(tmp_path, before=1) is None
-
-
-def warnings_in(caplog):
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 def test_newest_step_without_its_manifest_is_warned_of_once(tmp_path, caplog):
