@@ -37,11 +37,9 @@ def test_checkpoint_converts_by_its_url(url, state, tmp_path):
 
 
 def test_program_converts_by_url(url, state, tmp_path):
-    program = "from ringstow._program import _cli; _cli.main()"
-    done = forked.python(program, "convert", url, tmp_path / "model.pt")
-    assert done.returncode == 0, done.stderr
+    forked.ringstow("convert", url, tmp_path / "model.pt", check=True)
     assert_same(torch.load(tmp_path / "model.pt", weights_only=True), state)
-    done = forked.python(program, "convert", tmp_path / "model.pt", url)
+    done = forked.ringstow("convert", tmp_path / "model.pt", url)
     assert done.returncode == 2
     assert f"`ringstow promote DIR --to {url}`" in done.stderr
 

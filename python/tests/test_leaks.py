@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support import flip
 
 import ringstow
 import ringstow.dcp
@@ -111,12 +112,7 @@ def refused_path(path, step, config):
 def damaged(path, step, config):
     """Load what is damaged, with and without ``on_corrupt="skip"``."""
     save(path, step, config)
-    shard = next((path / "saved").glob("*.safetensors"))
-    with shard.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
+    flip(next((path / "saved").glob("*.safetensors")), -1)
     with pytest.raises(ringstow.CorruptCheckpointError):
         ringstow.load(path / "saved", config=config)
     with pytest.warns(ringstow.CorruptCheckpointWarning):

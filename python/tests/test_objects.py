@@ -10,11 +10,7 @@ from converted import Evil, mild_load
 from support import assert_same
 
 import ringstow
-from ringstow.convert import (
-    dcp_to_ringstow,
-    ringstow_to_dcp,
-    ringstow_to_torch,
-)
+from ringstow.convert import dcp_to_ringstow, ringstow_to_dcp, ringstow_to_torch
 
 pytestmark = pytest.mark.torch_seam
 
@@ -75,6 +71,4 @@ def test_objects_are_converted_as_values(at):
 
 def test_the_program_shows_objects(at):
     with_objects(at / "ckpt", {"step": 7})
-    ran = forked.python("from ringstow._program import _cli; _cli.main()", "show", at / "ckpt")
-    assert ran.returncode == 0, ran.stderr
-    assert "step: object step" in ran.stdout
+    assert "step: object step" in forked.ringstow("show", at / "ckpt", check=True).stdout
