@@ -1,9 +1,8 @@
 """A process's first save uses memory for the state, not for the whole pool."""
 
 import os
-import pathlib
-import subprocess
-import sys
+
+from support import python
 
 MEASURED = """
 import sys
@@ -24,8 +23,7 @@ ringstow.save(state, sys.argv[1])
 """
 
 
-def test_a_first_save_of_a_small_state_takes_little_memory(tmp_path: pathlib.Path) -> None:
+def test_a_first_save_of_a_small_state_takes_little_memory(tmp_path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("RINGSTOW_")}
-    command = [sys.executable, "-c", MEASURED, str(tmp_path / "ckpt")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    done = python(MEASURED, tmp_path / "ckpt", env=env, check=True)
     assert int(done.stdout) <= 16 << 20

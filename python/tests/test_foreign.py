@@ -371,11 +371,7 @@ def test_any_other_state_becomes_a_model_without_its_optimizer(at, caplog):
 
 def test_the_program_shows_what_another_program_left(at):
     ran = forked.ringstow("show", LEFT / "megatron", check=True)
-    for text in (
-        "kind     megatron",
-        "decoder.weight  float32  [4, 2]  32 B",
-        "common.iteration  7",
-    ):
+    for text in ("kind     megatron", "weight  float32  [4, 2]  32 B", "common.iteration  7"):
         assert text in ran.stdout
     shown = json.loads(forked.ringstow("show", "--json", LEFT / "deepspeed-3").stdout)
     assert shown["kind"] == "deepspeed"

@@ -1,12 +1,10 @@
 """The ready-made callbacks report to the real TensorBoard, Prometheus and OpenTelemetry."""
 
 import importlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support import missing
+from support import missing, python
 
 import ringstow
 from ringstow._saving._handle import skip
@@ -151,5 +149,4 @@ def test_import_of_monitoring_imports_no_exporter():
         "import sys, ringstow; ringstow.monitoring; "
         "print({'torch', 'tensorboard', 'prometheus_client', 'opentelemetry'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert python(code, check=True).stdout == "set()\n"

@@ -6,13 +6,12 @@ import pathlib
 import pickle
 import re
 import resource
-import subprocess
 import tempfile
 
 import numpy as np
 import pytest
 import torch
-from support import assert_same, litter, missing, python
+from support import assert_same, litter, missing, mounted, python  # noqa: F401
 
 import ringstow
 
@@ -20,23 +19,9 @@ MIB = 1 << 20
 NOBODY = 65534  # user and group
 
 
-def mounted(folder, options):
-    """Mount a tmpfs, if this machine allows it."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "ringstow-test", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        missing(f"cannot mount: {error}")
-    if done.returncode != 0:
-        missing(f"mounting a tmpfs needs root: {done.stderr.strip()}")
-
-
 @pytest.fixture
-def small_disk(tmp_path):
-    mounted(tmp_path / "disk", "size=16m")
-    yield tmp_path / "disk"
-    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+def small_disk(mount):
+    return mount("size=16m")
 
 
 @pytest.fixture
@@ -208,37 +193,27 @@ assert extra <= 32 + 64, f"{extra} MiB"
     assert done.returncode == 0, done.stderr
 
 
-def test_fallback_is_warned_of_once_per_process(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "ramfs", "ringstow-test", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        missing(f"cannot mount: {error}")
-    if done.returncode != 0:
-        missing(f"mounting a ramfs needs root: {done.stderr.strip()}")
-    try:
-        ran = python(
-            "import ringstow, sys\n"
-            "for step in range(3):\n"
-            f"    report = ringstow.save({{'a': step}}, {str(folder)!r} + f'/step-{{step}}')\n"
-            "    assert report.fallbacks\n"
-            f"    ringstow.load({str(folder)!r} + f'/step-{{step}}')\n"
-            "ringstow.verify(sys.argv[1] + '/step-0')\n"
-            "import warnings\n"
-            "warnings.simplefilter('ignore')\n"  # torch and its add-ons have some at the import
-            "import ringstow.dcp, torch, torch.distributed.checkpoint as dcp\n"
-            "from ringstow.convert import convert\n"
-            "writer, state = ringstow.dcp.StorageWriter(), {'a': torch.ones(9)}\n"
-            "to = sys.argv[1] + '/dcp'\n"
-            "dcp.save(state, checkpoint_id=to, storage_writer=writer, no_dist=True)\n"
-            "assert writer.report.fallbacks\n"
-            "assert convert(to, sys.argv[1] + '/hf', target='hf').save.fallbacks\n",
-            folder,
-        )
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+FALLBACKS = """
+import ringstow, sys
+folder = sys.argv[1]
+for step in range(3):
+    report = ringstow.save({"a": step}, f"{folder}/step-{step}")
+    assert report.fallbacks
+    ringstow.load(f"{folder}/step-{step}")
+ringstow.verify(f"{folder}/step-0")
+import warnings
+warnings.simplefilter("ignore")  # torch and its add-ons have some at the import
+import ringstow.dcp, torch, torch.distributed.checkpoint as dcp
+from ringstow.convert import convert
+writer, state = ringstow.dcp.StorageWriter(), {"a": torch.ones(9)}
+dcp.save(state, checkpoint_id=f"{folder}/dcp", storage_writer=writer, no_dist=True)
+assert writer.report.fallbacks
+assert convert(f"{folder}/dcp", f"{folder}/hf", target="hf").save.fallbacks
+"""
+
+
+def test_fallback_is_warned_of_once_per_process(mount):
+    ran = python(FALLBACKS, mount("mode=700", "ramfs"))
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("does not take O_DIRECT") == 1, ran.stderr
     lines = ran.stderr.splitlines()
