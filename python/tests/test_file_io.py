@@ -27,18 +27,9 @@ PACKAGE = pathlib.Path(ringstow.__file__).parent
 ENTRIES = ("open", "fdopen", "read_text", "write_text", "read_bytes", "write_bytes", "from_file")
 # Classes and functions that open a path which they are given.
 OPENERS = {
-    ("io", "FileIO"),
-    ("io", "open"),
-    ("zipfile", "ZipFile"),
-    ("zipfile", "is_zipfile"),
-    ("tarfile", "open"),
-    ("tarfile", "is_tarfile"),
-    ("torch", "load"),
-    ("torch", "save"),
-    ("shutil", "copy"),
-    ("shutil", "copy2"),
-    ("shutil", "copyfile"),
-    ("shutil", "copytree"),
+    *(("io", "FileIO"), ("io", "open"), ("zipfile", "ZipFile"), ("zipfile", "is_zipfile")),
+    *(("tarfile", "open"), ("tarfile", "is_tarfile"), ("torch", "load"), ("torch", "save")),
+    *(("shutil", "copy"), ("shutil", "copy2"), ("shutil", "copyfile"), ("shutil", "copytree")),
     ("filesystem", "FileSystemReader"),
 }
 STREAM = "it is given a stream"
@@ -245,18 +236,9 @@ def test_a_users_fifo_in_a_directory_that_is_synced_is_passed_over(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        ".metadata",
-        "latest",
-        "manifest.json",
-        "meta.pt",
-        "metadata.json",
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "optimizer.bin",
-        "pytorch_model.bin",
-        "random_states_0.pkl",
-        "trainer_state.json",
-        "x_model_states.pt",
+        *(".metadata", "latest", "manifest.json", "meta.pt", "metadata.json", "model.safetensors"),
+        *("model.safetensors.index.json", "optimizer.bin", "pytorch_model.bin"),
+        *("random_states_0.pkl", "trainer_state.json", "x_model_states.pt"),
     ],
 )
 def test_a_fifo_in_place_of_a_checkpoints_file_is_an_error_or_no_checkpoint(tmp_path, name):

@@ -11,20 +11,9 @@ import ringstow
 PAGE = ROOT / "docs/which-call.md"
 # Each takes at least milliseconds, torch seconds, and every data loader worker imports again.
 UNWANTED = (
-    "asyncio",
-    "concurrent.futures",
-    "ctypes",
-    "difflib",
-    "email",
-    "importlib.metadata",
-    "multiprocessing",
-    "numpy",
-    "pickle",
-    "ringstow.convert",
-    "ringstow.dcp",
-    "subprocess",
-    "tempfile",
-    "torch",
+    *("asyncio", "concurrent.futures", "ctypes", "difflib", "email", "importlib.metadata"),
+    *("multiprocessing", "numpy", "pickle", "ringstow.convert", "ringstow.dcp", "subprocess"),
+    *("tempfile", "torch"),
 )
 
 

@@ -144,16 +144,8 @@ def converted(path, step, config):
 
 
 DEEDS = [
-    save,
-    save_in_background,
-    drop_handle,
-    change_meanwhile,
-    refused_state,
-    refused_path,
-    damaged,
-    opened,
-    checkpointed,
-    converted,
+    *(save, save_in_background, drop_handle, change_meanwhile, refused_state, refused_path),
+    *(damaged, opened, checkpointed, converted),
 ]
 
 

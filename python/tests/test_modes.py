@@ -15,21 +15,8 @@ from ringstow.convert import convert
 
 PACKAGE = pathlib.Path(ringstow.__file__).parent
 MAKERS = {
-    "arange",
-    "as_tensor",
-    "empty",
-    "empty_strided",
-    "eye",
-    "full",
-    "linspace",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "scalar_tensor",
-    "tensor",
-    "zeros",
+    *("arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand"),
+    *("randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
 }
 
 

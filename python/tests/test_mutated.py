@@ -110,16 +110,7 @@ KINDS = {
 NUMBERS = [b"0", b"-1", b"4294967296", b"9223372036854775807", b"18446744073709551616", b"1e999"]
 # Of pickles: opcodes with large arguments, and marks that match nothing.
 OPCODES = [
-    b"(",
-    b"0",
-    b"2",
-    b"u",
-    b"t",
-    b"R",
-    b"b",
-    b".",
-    b"Q",
-    b"J\xff\xff\xff\x7f",
+    *(b"(", b"0", b"2", b"u", b"t", b"R", b"b", b".", b"Q", b"J\xff\xff\xff\x7f"),
     b"r\xff\xff\xff\x7f",
 ]
 TAGS = [b"$tensor", b"$dict", b"$int", b"$object", b"$ndarray", b"$scalar", b"$odict", b"$value"]

@@ -149,10 +149,7 @@ def test_texts_of_other_reports_are_lines_too():
 @pytest.mark.parametrize(
     ("one", "other", "both"),
     [
-        (True, True, True),
-        (True, False, False),
-        (None, True, True),
-        (False, None, False),
+        *((True, True, True), (True, False, False), (None, True, True), (False, None, False)),
         (None, None, None),
     ],
 )

@@ -149,14 +149,8 @@ def test_a_step_that_is_asked_for_again_has_the_same_answer_and_an_earlier_one_i
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("30s", 30),
-        ("10min", 600),
-        ("10m", 600),
-        ("1h30min", 5400),
-        ("1h 30 min", 5400),
-        ("0.5s", 0.5),
-        ("250ms", 0.25),
-        ("2d", 172800),
+        *(("30s", 30), ("10min", 600), ("10m", 600), ("1h30min", 5400), ("1h 30 min", 5400)),
+        *(("0.5s", 0.5), ("250ms", 0.25), ("2d", 172800)),
         (datetime.timedelta(minutes=2), 120),
     ],
     ids=str,
