@@ -70,8 +70,7 @@ class Program:
 def python(code, *args, check=False, **options):
     """Run Python code; return the completed process, with text."""
     done = Program(code, *args, **options).wait()
-    if check:
-        done.check_returncode()
+    assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 

@@ -134,10 +134,12 @@ def flip(file, offset):
     file.write_bytes(data)
 
 
-def python(code, *args, limit=300, **options):
+def python(code, *args, limit=300, check=False, **options):
     """Run Python code in a new process; return the completed process, with text."""
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def python_start(code, *args, **options):

@@ -89,8 +89,7 @@ def test_environment_variables_set_booleans(monkeypatch):
 
 def test_unknown_variable_is_warned_of_once(monkeypatch):
     monkeypatch.setenv("RINGSTOW_POOL_BYTE", "1G")
-    ran = python("import ringstow; ringstow.Config(); ringstow.Config()")
-    assert ran.returncode == 0, ran.stderr
+    ran = python("import ringstow; ringstow.Config(); ringstow.Config()", check=True)
     assert ran.stderr.count("\n") == 1
     assert "RINGSTOW_POOL_BYTE " in ran.stderr
     assert "RINGSTOW_POOL_BYTES?" in ran.stderr

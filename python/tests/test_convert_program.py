@@ -84,8 +84,7 @@ def test_memory_stays_at_a_few_tensors(at, source, target):
     for name, count in (("small", 2), ("big", 200)):
         state = {f"w{i}": torch.randn(256, 1024) for i in range(count)}
         WRITERS[source](state, at / name)
-    ran = forked.python(BOUNDED, at / "small", at / "big", target, at / "to")
-    assert ran.returncode == 0, ran.stderr
+    ran = forked.python(BOUNDED, at / "small", at / "big", target, at / "to", check=True)
     total, growth = map(int, ran.stdout.split())
     assert total == 200 << 20
     # About 20 MB are usual; the allocator's cache per thread varies from run to run.

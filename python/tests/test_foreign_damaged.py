@@ -259,8 +259,7 @@ def test_a_load_needs_no_second_copy(at, kind, what):
             torch.save(state, at / name)
         else:
             dcp.save(state, checkpoint_id=at / name, no_dist=True)
-    ran = forked.python(BOUNDED, at / "small", at / "big", what)
-    assert ran.returncode == 0, ran.stderr
+    ran = forked.python(BOUNDED, at / "small", at / "big", what, check=True)
     # Pages of a mapped file count, though the system takes them back when it needs memory.
     limit = 150 << 20 if (kind, what) == ("torch", "into") else 40 << 20
     assert int(ran.stdout) < limit

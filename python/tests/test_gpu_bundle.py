@@ -10,5 +10,4 @@ def test_the_scripts_run_from_the_folder_alone(tmp_path):
     gpu_bundle.put_scripts(tmp_path)
     modules = [Path(name).stem for name in gpu_bundle.SCRIPTS]
     program = f"import {', '.join(modules)}, comparing.worker"
-    done = python(program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    python(program, cwd=tmp_path, check=True)

@@ -156,7 +156,6 @@ logging.getLogger("ringstow").setLevel(logging.INFO)
 ringstow.save({"a": 1}, sys.argv[1])
 print(ringstow.load(sys.argv[1]))
 """
-    done = python(code, at / "c")
-    assert done.returncode == 0, done.stderr
+    done = python(code, at / "c", check=True)
     assert done.stdout == "{'a': 1}\n"
     assert done.stderr.count("RuntimeError: no log") == 2

@@ -269,8 +269,7 @@ class Run:
     seed: int
 ringstow.save({"run": Run(5), "step": 3}, sys.argv[1])
 """
-    ran = python(code, tmp_path / "c")
-    assert ran.returncode == 0, ran.stderr
+    python(code, tmp_path / "c", check=True)
     with ringstow.open(tmp_path / "c") as ckpt:
         run = ckpt.tree["run"]
         assert (run.name, run.kind, run.nbytes) == ("run", "value", 0)
@@ -291,8 +290,7 @@ sys.path.insert(0, sys.argv[2])
 import late_type, ringstow, torch
 ringstow.save({"ema": late_type.Ema([torch.ones(3)])}, sys.argv[1])
 """
-    ran = python(code, tmp_path / "c", tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    python(code, tmp_path / "c", tmp_path, check=True)
     with ringstow.open(tmp_path / "c") as ckpt:
         ema = ckpt.tree["ema"]
         monkeypatch.syspath_prepend(tmp_path)

@@ -396,8 +396,7 @@ def test_program_promotes_lists_and_verifies(saved, bucket, arguments):
     url = f"{bucket.url}/run/step-3"
 
     def ran(*words):
-        done = forked.ringstow(*words)
-        assert done.returncode == 0, done.stderr
+        done = forked.ringstow(*words, check=True)
         return done.stdout
 
     assert url in ran("promote", path, "--to", url, *arguments)
@@ -457,8 +456,7 @@ def test_ranks_load_by_url(saved, bucket, tmp_path):
     path, state = saved
     url = f"{bucket.url}/x"
     ringstow.promote(path, url)
-    done = forked.python(LOADED, url, tmp_path / "meeting")
-    assert done.returncode == 0, done.stderr
+    done = forked.python(LOADED, url, tmp_path / "meeting", check=True)
     assert float(done.stdout) == float(state["w"][5])
 
 

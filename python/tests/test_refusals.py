@@ -189,8 +189,7 @@ handle.result()
 extra = (peak - before) >> 20
 assert extra <= 32 + 64, f"{extra} MiB"
 """
-    done = python(code, tmp_path / "c")
-    assert done.returncode == 0, done.stderr
+    python(code, tmp_path / "c", check=True)
 
 
 FALLBACKS = """
@@ -213,8 +212,7 @@ assert convert(f"{folder}/dcp", f"{folder}/hf", target="hf").save.fallbacks
 
 
 def test_fallback_is_warned_of_once_per_process(mount):
-    ran = python(FALLBACKS, mount("mode=700", "ramfs"))
-    assert ran.returncode == 0, ran.stderr
+    ran = python(FALLBACKS, mount("mode=700", "ramfs"), check=True)
     assert ran.stderr.count("does not take O_DIRECT") == 1, ran.stderr
     lines = ran.stderr.splitlines()
     assert len(lines) == len(set(lines))

@@ -190,5 +190,4 @@ back = ringstow.load(sys.argv[1])
 assert back["a"].tolist() == [0, 1, 2] and back["s"] == 2, back
 assert ringstow.load_into({"a": np.zeros(3, int), "s": 0, "n": 0}, sys.argv[1]).tensor_bytes == 24
 """
-    done = python(code, tmp_path / "c")
-    assert done.returncode == 0, done.stderr
+    python(code, tmp_path / "c", check=True)

@@ -43,8 +43,7 @@ def test_snippets_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
             missing(f"{error}: pip install './python[test]'")
     if page.name in NEED_A_STORE:
         Bucket(request.getfixturevalue("bucket").server, "bucket")
-    done = forked.script(snippets.__file__, page, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    forked.script(snippets.__file__, page, cwd=tmp_path, check=True)
 
 
 # The names of `snippets.trainer`.

@@ -260,8 +260,7 @@ def test_manager_with_its_own_tiers_leaves_those_of_the_config(tmp_path, tier, c
 def test_file_found_by_chance_names_no_tiers(tmp_path, tier, monkeypatch):
     (tmp_path / "ringstow.toml").write_text(f'tiers = ["{tier}"]\n')
     save = "import numpy, ringstow; ringstow.save({'w': numpy.ones(3)}, 'run/step-1')"
-    ran = python(save, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    ran = python(save, cwd=tmp_path, check=True)
     assert "ignored tiers" in ran.stderr
     assert not tier.exists()
     monkeypatch.setenv("RINGSTOW_CONFIG", str(tmp_path / "ringstow.toml"))

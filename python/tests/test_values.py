@@ -223,8 +223,7 @@ else:
     assert ringstow.load(sys.argv[1] + "/c") == {"a": late.A(1)}
 """
     for step in ("save", "load"):
-        ran = python(code, tmp_path, step)
-        assert ran.returncode == 0, ran.stderr
+        python(code, tmp_path, step, check=True)
 
 
 def test_types_of_the_main_module_come_back(tmp_path):
@@ -237,8 +236,7 @@ state = {"config": Config(0.5), "color": Color.RED}
 ringstow.save(state, sys.argv[1])
 assert ringstow.load(sys.argv[1]) == state
 """
-    ran = python(code, tmp_path / "c")
-    assert ran.returncode == 0, ran.stderr
+    python(code, tmp_path / "c", check=True)
 
 
 def test_new_dataclass_field_gets_its_default_made_once(tmp_path, monkeypatch):
