@@ -14,6 +14,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import types
 import zlib
 
@@ -125,6 +126,13 @@ def logged(words=""):
         yield said
     finally:
         logger.removeHandler(handler)
+
+
+def wait_for_saves():
+    """Wait until no save in the background reports any more."""
+    for thread in threading.enumerate():
+        if thread.name == "ringstow-save":
+            thread.join()
 
 
 def flip(file, offset):

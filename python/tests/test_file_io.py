@@ -196,12 +196,6 @@ def test_a_fifo_in_place_of_the_history_holds_up_no_report(tmp_path):
     assert _cli.main([str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
 
 
-def test_a_report_is_not_written_through_a_planted_link(tmp_path, victim):
-    os.symlink(victim, tmp_path / "page.html.part")
-    _cli._write(str(tmp_path / "page.html"), "page")
-    assert (tmp_path / "page.html").read_text() == "page"
-
-
 def test_dcps_mark_is_neither_waited_for_nor_written_through(tmp_path, victim):
     os.symlink(victim, tmp_path / ".metadata.part")
     os.symlink(victim, tmp_path / ".metadata")
@@ -212,19 +206,27 @@ def test_dcps_mark_is_neither_waited_for_nor_written_through(tmp_path, victim):
     assert not _mark.is_torchs(str(tmp_path / ".metadata"))
 
 
-def test_deepspeeds_tag_is_not_written_through_a_planted_link(tmp_path, victim):
-    os.symlink(victim, tmp_path / ".ringstow-latest-tag")
-    os.symlink(victim, tmp_path / "latest")
-    _tags.name_latest(str(tmp_path), "tag")
-    assert not os.path.islink(tmp_path / "latest")
-    assert (tmp_path / "latest").read_text() == "tag"
+WRITES = {
+    "page.html": (["page.html.part"], lambda at: _cli._write(f"{at}/page.html", "new")),
+    "latest": ([".ringstow-latest-tag", "latest"], lambda at: _tags.name_latest(str(at), "new")),
+    _places.MARK: ([_places.MARK], lambda at: MARK.write(str(at))),
+}
+MARK = _places.Mark(1, False, {}, [])
 
 
-def test_accelerates_mark_is_not_written_through_a_planted_link(tmp_path, victim):
-    os.symlink(victim, tmp_path / _places.MARK)
-    mark = _places.Mark(1, False, {}, [])
-    mark.write(str(tmp_path))
-    assert _places.mark_of(str(tmp_path)) == mark
+@pytest.mark.parametrize("name", WRITES)
+def test_what_adapters_and_reports_write_is_not_written_through_a_planted_link(
+    tmp_path, victim, name
+):
+    planted, write = WRITES[name]
+    for link in planted:
+        os.symlink(victim, tmp_path / link)
+    write(tmp_path)
+    assert not os.path.islink(tmp_path / name)
+    if name == _places.MARK:
+        assert _places.mark_of(str(tmp_path)) == MARK
+    else:
+        assert (tmp_path / name).read_text() == "new"
 
 
 def test_a_users_fifo_in_a_directory_that_is_synced_is_passed_over(tmp_path):

@@ -22,18 +22,12 @@ from ringstow.convert import convert
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_comes_back_equal(name, tmp_path):
+def test_comes_back_equal_and_is_loaded_into_a_state(name, tmp_path):
     state = {"w": torch.ones(2), "value": EQUAL[name]()}
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c"), state)
     part = ringstow.load(tmp_path / "c", prefix="value")
     assert_same(part, {"value": state["value"]} if "value" in part else {})
-
-
-@pytest.mark.parametrize("name", EQUAL)
-def test_is_loaded_into_a_state(name, tmp_path):
-    state = {"w": torch.ones(2), "value": EQUAL[name]()}
-    ringstow.save(state, tmp_path / "c")
     into = {"w": torch.zeros(2), "value": EQUAL[name]()}
     ringstow.load_into(into, tmp_path / "c")
     assert_same(into, state)
@@ -70,10 +64,9 @@ def test_all_refused_values_are_in_one_error():
 
 
 def test_long_list_of_refused_values_is_truncated():
-    with pytest.raises(InvalidStateError) as caught:
+    with pytest.raises(InvalidStateError, match="^1000 values can't be saved:") as caught:
         _encode.encode({"locks": [object() for _ in range(1000)]})
     lines = str(caught.value).splitlines()
-    assert lines[0] == "1000 values can't be saved:"
     assert "  and 980 more" in lines
     assert len(lines) < 30
 
@@ -192,9 +185,8 @@ TYPES = [
 @pytest.mark.parametrize(("tree", "said"), TYPES, ids=lambda each: str(each)[:50])
 def test_missing_type_is_named_before_any_tensor_changes(tree, said, tmp_path):
     path = changed(tmp_path / "c", lambda _: tree)
-    with pytest.raises(
-        UnsupportedError, match=r"^a (is|was saved as) .*prefix= or keys="
-    ) as caught:
+    match = r"^a (is|was saved as) .*prefix= or keys="
+    with pytest.raises(UnsupportedError, match=match) as caught:
         ringstow.load(path)
     assert said in str(caught.value)
     into = {"w": torch.zeros(2), "a": None}
@@ -307,16 +299,8 @@ def test_containers_with_fields_that_differ_are_named(tmp_path):
 
 
 def test_values_are_keys_too(tmp_path):
-    state = {
-        "a": {
-            Color.RED: 1,
-            Point(1, 2): 2,
-            frozenset({1}): 3,
-            1j: 4,
-            Frozen(1): 5,
-            np.str_("x"): 6,
-        }
-    }
+    keys = (Color.RED, Point(1, 2), frozenset({1}), 1j, Frozen(1), np.str_("x"))
+    state = {"a": dict.fromkeys(keys, 1)}
     assert_same(codec(state), state)
 
 
