@@ -59,12 +59,8 @@ def state_of(value):
     }
 
 
-def leaves(state):
-    return [*state.values(), *state["list"]]
-
-
 def assert_is(state, value):
-    for one in leaves(state):
+    for one in (*state.values(), *state["list"]):
         if isinstance(one, torch.Tensor):
             assert type(one) is torch.Tensor
             assert one.device.type == "cpu"
@@ -73,9 +69,10 @@ def assert_is(state, value):
 
 
 saved = state_of(4)
+in_each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_each_mode
 def test_a_save_and_a_load_are_of_real_tensors(tmp_path, mode):
     saved, target = state_of(3), state_of(0)
     with mode():
@@ -95,7 +92,7 @@ def test_a_save_and_a_load_are_of_real_tensors(tmp_path, mode):
     assert (part == 3).all()
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_each_mode
 def test_a_manager_saves_and_restores_real_tensors(tmp_path, mode):
     target = state_of(0)
     with mode(), ringstow.CheckpointManager(tmp_path / "run") as manager:
@@ -106,7 +103,7 @@ def test_a_manager_saves_and_restores_real_tensors(tmp_path, mode):
     assert_is(target, 4)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_each_mode
 def test_what_other_programs_left_is_loaded_and_converted(tmp_path, mode):
     torch.save(saved, tmp_path / "x.pt")
     dcp.save(dict(saved), checkpoint_id=tmp_path / "stock")

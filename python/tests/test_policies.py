@@ -20,12 +20,7 @@ from ringstow import CheckpointManager, InvalidStateError, Nodes, Previous, Rete
         (Retention, {"last": 2.0}, TypeError, "Retention.last must be an int, not 2.0"),
         (Retention, {"every": 0}, InvalidStateError, "Retention.every = 0"),
         (Retention, {"every": "1000"}, TypeError, "Retention.every must be an int, not '1000'"),
-        (
-            Retention,
-            {"every_time": 3600},
-            TypeError,
-            "Retention.every_time takes a time .* not 3600",
-        ),
+        (Retention, {"every_time": 3600}, TypeError, "Retention.every_time takes a time .* not 36"),
         (Retention, {"within": "2"}, InvalidStateError, "Retention.within takes a time .* not '2'"),
         (Retention, {"within": "0s"}, InvalidStateError, "more than zero"),
         (Retention, {"best": "loss"}, TypeError, "Retention.best must be a metric"),

@@ -20,6 +20,16 @@ SAVED = 1 << 18
 ROUNDS = 8
 
 
+def adding(tensor):
+    """Return a thread that has begun to add to each element of a tensor."""
+    thread = threading.Thread(target=tensor.add_, args=(1,))
+    thread.start()
+    first = tensor.numpy()
+    while first[0] == 0:
+        pass
+    return thread
+
+
 def outcome(handle, path):
     """Return the outcome of a save of zeros: "saved" or "refused"."""
     try:
@@ -41,11 +51,7 @@ def test_save_waits_for_operation_of_another_thread(tmp_path):
         hold = LazyTensor("F32", (SAVED,), 4 * SAVED, load)
         path = tmp_path / str(number)
         handle = ringstow.save_async({"hold": hold, "t": tensor[:SAVED]}, path, config=ONE)
-        thread = threading.Thread(target=tensor.add_, args=(1,))
-        thread.start()
-        first = tensor.numpy()
-        while first[0] == 0:
-            pass
+        thread = adding(tensor)
         may_go_on.set()  # the save copies the rest now, while the other thread still adds
         assert outcome(handle, path) == "refused"
         thread.join()
@@ -63,14 +69,10 @@ def test_save_waits_for_operation_of_the_caller(tmp_path):
 def test_snapshot_during_an_operation_of_another_thread_is_not_torn(tmp_path):
     for number in range(2 * ROUNDS):
         tensor = torch.zeros(LONG)
-        thread = threading.Thread(target=tensor.add_, args=(1,))
         path = tmp_path / str(number)
         begin = number * LONG // 32
         part = tensor[begin : begin + LONG // 16]
-        thread.start()
-        first = tensor.numpy()
-        while first[0] == 0:
-            pass
+        thread = adding(tensor)
         try:
             ringstow.save_async({"t": part}, path, staging="snapshot").result()
         except ringstow.TornSaveError:
