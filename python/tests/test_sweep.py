@@ -167,7 +167,7 @@ def test_incompatible_settings_are_not_combined():
         Setting.of({"block_bytes": 16 << 20, "queue_depth": 16}): 1.3,
     }
     found = rounds(numpy.random.default_rng(1), "grid", speeds, 5, noise=0.01)
-    types = {**typing.get_type_hints(ringstow.Config)}
+    types = typing.get_type_hints(ringstow.Config)
     turned = plan.knobs_of(types, DEFAULTS, DOES | {"fixed": "off"}, 2)
     together = choose.combined(found, turned, "both")
     expected = {"engine": "portable", "block_bytes": 16 << 20, "queue_depth": 16}
@@ -334,20 +334,24 @@ def test_invalid_size_is_refused(gb, tmp_path, capsys):
     assert "--gb" in capsys.readouterr().err
 
 
+def refused(capsys, directory, out, *words):
+    """Return why a sweep is refused."""
+    assert sweep.main([str(directory), "--out", str(out), *words]) == 2
+    return capsys.readouterr().out
+
+
 def test_invalid_directory_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
     for bad in (file, tmp_path / "none"):
-        assert sweep.main([str(bad), "--out", str(tmp_path / "out")]) == 2
-        assert f"{bad} is not a directory" in capsys.readouterr().out
-    assert sweep.main([str(tmp_path), "--out", str(file)]) == 2
-    assert f"--out {file}" in capsys.readouterr().out
+        assert f"{bad} is not a directory" in refused(capsys, bad, tmp_path / "out")
+    assert f"--out {file}" in refused(capsys, tmp_path, file)
 
 
 def test_too_little_memory_fails_before_allocation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(measure, "meminfo_bytes", lambda field: 1 << 30)
-    assert sweep.main([str(tmp_path), "--gb", "0.5", "--out", str(tmp_path / "out")]) == 2
-    assert "choose a smaller --gb" in capsys.readouterr().out
+    said = refused(capsys, tmp_path, tmp_path / "out", "--gb", "0.5")
+    assert "choose a smaller --gb" in said
 
 
 @pytest.fixture
@@ -356,8 +360,8 @@ def small_disk(mount):
 
 
 def test_too_small_disk_fails_before_measuring(small_disk, tmp_path, capsys):
-    assert sweep.main([str(small_disk), "--gb", "0.1", "--out", str(tmp_path / "out")]) == 2
-    assert "choose a smaller --gb" in capsys.readouterr().out
+    said = refused(capsys, small_disk, tmp_path / "out", "--gb", "0.1")
+    assert "choose a smaller --gb" in said
     assert list(small_disk.iterdir()) == []
 
 
@@ -377,8 +381,7 @@ def test_full_disk_keeps_measured_rounds(least, small_disk, tmp_path, capsys, mo
 
     monkeypatch.setattr(sweep, "write_json", fill)
     out = tmp_path / "out"
-    assert sweep.main([str(small_disk), *FEW, "--minutes", "0.04", "--out", str(out)]) == 2
-    assert "No space left" in capsys.readouterr().out
+    assert "No space left" in refused(capsys, small_disk, out, *FEW, "--minutes", "0.04")
     found = json.loads((out / "results.json").read_text())
     assert "No space left" in found["ended"]
     assert found["measurements"]
