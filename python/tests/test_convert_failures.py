@@ -1,11 +1,9 @@
 """Conversions that are refused, fail or are interrupted, and their cleaning up."""
 
 import collections
-import contextlib
 import errno
 import itertools
 import os
-import pickle
 import resource
 import sys
 import threading
@@ -13,7 +11,7 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from converted import saved
+from converted import metadata_of, saved
 from support import assert_same, flip, litter, raising
 
 import ringstow
@@ -32,17 +30,9 @@ from ringstow.convert import (
 # Refusals
 
 
-@contextlib.contextmanager
-def metadata_of(at):
-    """Save with DCP; yield its metadata, to be changed."""
-    dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
-    metadata = pickle.loads((at / "dcp" / ".metadata").read_bytes())
-    yield metadata
-    (at / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
-
-
 def test_metadata_that_leads_out_of_its_directory_is_refused(at):
-    with metadata_of(at) as metadata:
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    with metadata_of(at / "dcp") as metadata:
         for place in metadata.storage_data.values():
             place.relative_path = "../elsewhere"
     with pytest.raises(ringstow.FormatError, match="elsewhere"):
@@ -51,7 +41,8 @@ def test_metadata_that_leads_out_of_its_directory_is_refused(at):
 
 @pytest.mark.parametrize("steps", [("a", 1 << 40), ("a", 3, 1 << 33, "b"), "a", ("a", *"b" * 999)])
 def test_planner_data_of_endless_lists_is_refused(at, steps):
-    with metadata_of(at) as metadata:
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    with metadata_of(at / "dcp") as metadata:
         metadata.planner_data = {"a": steps}
     with pytest.raises(ringstow.FormatError, match="metadata"):
         dcp_to_ringstow(at / "dcp", at / "ckpt")

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import pickle
 import shutil
 
 import forked
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from converted import Evil
+from converted import Evil, metadata_of
 from safetensors.torch import save_file
 from support import flip
 from torch.distributed.checkpoint.planner import WriteItemType
@@ -50,9 +49,14 @@ def refused(path, kind, match, *others):
         assert str(path) in str(caught.value)
 
 
+def refused_file(at, state, kind, match):
+    """Assert that a file of torch.save with this state is refused."""
+    torch.save(state, at / "x.pt")
+    refused(at / "x.pt", kind, match)
+
+
 def left(at, name):
-    shutil.copytree(LEFT / name, at / name)
-    return at / name
+    return shutil.copytree(LEFT / name, at / name)
 
 
 # Hostile
@@ -76,9 +80,8 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(at, how):
         state = evil if how == "object" else {"w": torch.ones(1)}
         dcp.save(state, checkpoint_id=path, no_dist=True)
         if how == "metadata":
-            metadata = pickle.loads((path / ".metadata").read_bytes())
-            metadata.planner_data = Evil(at / "mark")
-            (path / ".metadata").write_bytes(pickle.dumps(metadata))
+            with metadata_of(path) as metadata:
+                metadata.planner_data = Evil(at / "mark")
         if how == "lightning":
             torch.save(evil, path / "meta.pt")
     refused(path, ringstow.UnsupportedError, "allow_pickle=True", convert_it)
@@ -86,8 +89,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(at, how):
 
 
 def test_a_trusted_pickle_loads_when_allowed(at):
-    torch.save({"f": max}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, "allow_pickle")
+    refused_file(at, {"f": max}, ringstow.UnsupportedError, "allow_pickle")
     assert ringstow.load(at / "x.pt", allow_pickle=True) == {"f": max}
 
 
@@ -217,8 +219,8 @@ def test_megatrons_other_backends_are_named(at):
 
 
 def test_sparse_and_quantized_tensors_are_named(at):
-    torch.save({"m": {"s": torch.eye(3).to_sparse()}}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, r"m\['s'\] is sparse")
+    sparse = {"m": {"s": torch.eye(3).to_sparse()}}
+    refused_file(at, sparse, ringstow.UnsupportedError, r"m\['s'\] is sparse")
 
 
 def test_damage_cannot_be_skipped(at):
@@ -363,15 +365,14 @@ def _pointer(how):
 
 @pytest.mark.parametrize("how", ["scalar", "array"])
 def test_a_forged_dtype_of_numpy_is_refused_before_its_bytes_count_as_pointers(at, how):
-    torch.save({"w": torch.ones(1), "x": _pointer(how)}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, "dtype that is not plain")
+    forged = {"w": torch.ones(1), "x": _pointer(how)}
+    refused_file(at, forged, ringstow.UnsupportedError, "dtype that is not plain")
 
 
 def test_forged_flags_of_a_plain_dtype_are_refused(at):
     dtype = _Forged(np.dtype, ("f8", False, True), (3, "<", None, None, None, -1, -1, 0x1))
     one = _Forged(np._core.multiarray.scalar, (dtype, np.float64(2.5).tobytes()))
-    torch.save({"x": one}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, "dtype f8 that is not plain")
+    refused_file(at, {"x": one}, ringstow.UnsupportedError, "dtype f8 that is not plain")
 
 
 @pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
@@ -402,8 +403,7 @@ def test_arrays_of_numpy_1_and_2_load_with_their_order_and_layout(at, module):
 def test_an_array_with_fewer_bytes_than_its_shape_is_damage(at):
     made = (np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"))
     short = _Forged(*made, (1, (4,), np.dtype("f8"), False, b"A" * 8))
-    torch.save({"x": short}, at / "x.pt")
-    refused(at / "x.pt", ringstow.CorruptCheckpointError, "8 bytes are not")
+    refused_file(at, {"x": short}, ringstow.CorruptCheckpointError, "8 bytes are not")
 
 
 @pytest.mark.parametrize("how", ["scalar", "array"])
