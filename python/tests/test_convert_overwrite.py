@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -405,3 +406,32 @@ def test_old_checkpoint_between_two_renames_of_another_host_stays(at):
         convert(new, at / "to", target="hf", overwrite=True)
     assert files(at) | before == files(at)
     assert (at / "to.convert.old").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["dcp", "hf", "torch"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_leftover_that_a_loss_of_power_brings_back_harms_nothing_and_goes(at, kind, is_whole):
+    to = at / "to.pt"
+    old, new = source(at, OLD, "old"), source(at, NEW, "new")
+    convert(old, to, target=kind)
+    lost = at / ("to.pt.part" if kind == "torch" else "to.pt.convert.part")
+    kept = at / "kept"
+    (shutil.copy if kind == "torch" else shutil.copytree)(to, kept)
+    convert(new, to, target=kind, overwrite=True)
+    assert not lost.exists()
+
+    kept.rename(lost)
+    if not is_whole:
+        first = lost if kind == "torch" else lost / sorted(os.listdir(lost))[0]
+        first.unlink() if first is not lost else os.truncate(lost, 10)
+    before = sorted(os.listdir(at))
+    assert same(read(to, kind), NEW)
+    swept = ringstow.prune(at)
+    assert not swept.removed
+    assert not swept.left
+    with pytest.raises(FileExistsError):  # it is the target that is in the way
+        convert(old, to, target=kind)
+    assert sorted(os.listdir(at)) == before
+    convert(old, to, target=kind, overwrite=True)
+    assert same(read(to, kind), OLD)
+    assert sorted(os.listdir(at)) == sorted({*before} - {lost.name})
