@@ -47,7 +47,6 @@ def at(tmp_path):
 
 @pytest.fixture
 def one_thread():
-    """Make torch compute in one thread."""
     import torch
 
     before = torch.get_num_threads()

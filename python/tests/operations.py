@@ -72,13 +72,11 @@ def converts(source, target):
 
 
 def saves(step, path, outside, begins):
-    """Save."""
     begins()
     ringstow.save(state(step), path, config=SMALL)
 
 
 def saves_in_background(step, path, outside, begins):
-    """Save in the background."""
     begins()
     ringstow.save_async(state(step), path, config=SMALL).result()
 
@@ -93,14 +91,12 @@ def promotes(step, path, outside, begins):
 
 
 def saves_with_dcp(step, path, outside, begins):
-    """Save with DCP on one rank."""
     join(0, 1, tempfile.mktemp(dir=outside))
     begins()
     dcp.save(state(step), storage_writer=ringstow.dcp.StorageWriter(path, config=SMALL))
 
 
 def saves_with_dcp_in_background(step, path, outside, begins):
-    """Save with DCP in the background."""
     join(0, 1, tempfile.mktemp(dir=outside))
     begins()
     writer = ringstow.dcp.StorageWriter(path, config=SMALL)
@@ -152,7 +148,6 @@ def exports_by_ranks(number):
 
 
 def join(rank, ranks, store):
-    """Become a rank."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)

@@ -192,7 +192,6 @@ def mounted(folder, options, kind="tmpfs"):
 
 
 def resident_bytes():
-    """Return how much memory this process has."""
     with open("/proc/self/status") as status:
         return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) * 1024
 

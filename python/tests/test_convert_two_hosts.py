@@ -59,7 +59,6 @@ class Round:
 
 
 def round_of(seed):
-    """Return what a seed decides."""
     chance = random.Random(seed)
     kind, replaces = KINDS[seed % len(KINDS)], chance.random() < 0.5
     others = ["convert", "convert", "load"]
@@ -158,7 +157,6 @@ def settle(root, kind, sources, step):
 
 
 def follow(refusal):
-    """Do what a refusal says."""
     found = re.match(
         r"(?P<left>\S+) is of a conversion .*: if none is running, (?P<do>.*)", refusal
     )

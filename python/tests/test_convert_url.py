@@ -19,7 +19,6 @@ def state():
 
 @pytest.fixture
 def url(state, bucket, tmp_path):
-    """Return the URL of a checkpoint of the state."""
     ringstow.save(state, tmp_path / "saved", step=5)
     ringstow.promote(tmp_path / "saved", f"{bucket.url}/run/step-5")
     return f"{bucket.url}/run/step-5"

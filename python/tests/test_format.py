@@ -43,7 +43,6 @@ def values():
 
 
 def arange(dtype, *shape):
-    """Return a tensor of small whole numbers."""
     return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
 
 
@@ -134,7 +133,6 @@ def settled(path):
 
 
 def files_in(path):
-    """Return every file of a directory by name."""
     return {file.name: settled(file) for file in sorted(path.iterdir())}
 
 

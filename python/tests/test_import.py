@@ -18,7 +18,6 @@ UNWANTED = (
 
 
 def _imported_by(statement):
-    """Return the modules that a statement loads in a new interpreter."""
     script = (
         f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     )

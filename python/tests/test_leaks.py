@@ -42,12 +42,10 @@ class Unreadable:
 
     @property
     def __array_interface__(self):
-        """Raise."""
         raise RuntimeError("a tensor of the caller that fails")
 
 
 def state(step):
-    """Return a state that identifies its step."""
     return {
         "model": {f"w{i}": torch.full((ELEMENTS,), float(step + i)) for i in range(2)},
         "noise": np.full(ELEMENTS, step, dtype=np.int32),
@@ -56,7 +54,6 @@ def state(step):
 
 
 def check(found, step):
-    """Assert that a loaded state is the step's."""
     assert found["step"] == step
     assert (found["noise"] == step).all()
     for i in range(2):
@@ -64,13 +61,11 @@ def check(found, step):
 
 
 def save(path, step, config):
-    """Save and load."""
     ringstow.save(state(step), path / "saved", config=config)
     check(ringstow.load(path / "saved", config=config), step)
 
 
 def save_in_background(path, step, config):
-    """Save in the background; then fill tensors that are there."""
     ringstow.save_async(state(step), path / "saved", config=config).result()
     into = state(-1)
     ringstow.load_into(into, path / "saved", config=config)
@@ -96,13 +91,11 @@ def change_meanwhile(path, step, config):
 
 
 def refused_state(path, step, config):
-    """Refuse a state."""
     with pytest.raises((ringstow.InvalidStateError, RuntimeError)):
         ringstow.save({**state(step), "odd": Unreadable()}, path / "refused", config=config)
 
 
 def refused_path(path, step, config):
-    """Refuse a path below a file."""
     (path / "file").write_text("no directory")
     for call in (ringstow.save, lambda *args, **kw: ringstow.save_async(*args, **kw).result()):
         with pytest.raises(OSError, match="file"):
@@ -128,7 +121,6 @@ def opened(path, step, config):
 
 
 def checkpointed(path, step, config):
-    """Save and load under DCP."""
     writer = ringstow.dcp.StorageWriter(path / "dcp", config=config)
     dcp.save({"w": state(step)["model"]["w0"]}, storage_writer=writer, no_dist=True)
     into = {"w": torch.zeros(ELEMENTS)}
@@ -137,7 +129,6 @@ def checkpointed(path, step, config):
 
 
 def converted(path, step, config):
-    """Convert to a file of torch's, and back."""
     save(path, step, config)
     convert(path / "saved", path / "model.pt", target="torch", overwrite=True)
     check(torch.load(path / "model.pt", weights_only=False), step)
@@ -156,7 +147,6 @@ def threads():
 
 
 def usage():
-    """Return what the process takes of the system."""
     gc.collect()
     status = pathlib.Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())

@@ -27,7 +27,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Return the broken links of a page."""
     wrong = []
     for link in LINK.findall(CODE.sub("", page.read_text())):
         if "://" in link:

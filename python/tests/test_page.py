@@ -100,13 +100,11 @@ def test_page_without_verify_says_so_and_finds_what_is_missing(run, tmp_path):
 
 
 def chart_of(text, title):
-    """Return the SVG whose label is this."""
     [chart] = re.findall(rf'<svg [^>]*aria-label="{title}">.*?</svg>', text)
     return chart
 
 
 def dots(chart):
-    """Return what the dots of a chart say."""
     return re.findall(r'<circle class="dot"[^>]*><title>([^<]*)</title>', chart)
 
 

@@ -123,14 +123,12 @@ def kill_at_request(trial, proxy, dice, skip, answer):
 
 
 def kill_at_moment(trial, proxy, dice, seconds):
-    """Kill at any moment."""
     program = trial.start(proxy)
     time.sleep(seconds)
     return ended(program)
 
 
 def kill_at_call(trial, proxy, dice, package, number):
-    """Kill before a call to the system."""
     order = {"PYTHONPATH": str(package), "RINGSTOW_TEST_SEAM": f"kill:{number}"}
     program = trial.start(proxy, **order)
     program.wait()
@@ -249,7 +247,6 @@ class Trial:
         return {upload for upload, key in every if key.startswith(self.prefix)}
 
     def clear(self):
-        """Free the room for the next trials."""
         if self.keys():
             ringstow.remove(self.url)
         for upload, key in self.bucket.uploads().items():

@@ -335,7 +335,6 @@ def test_invalid_size_is_refused(gb, tmp_path, capsys):
 
 
 def refused(capsys, directory, out, *words):
-    """Return why a sweep is refused."""
     assert sweep.main([str(directory), "--out", str(out), *words]) == 2
     return capsys.readouterr().out
 

@@ -24,7 +24,6 @@ import ringstow
 
 @pytest.fixture
 def there(tmp_path):
-    """Return the directory of the copies."""
     return tmp_path / "shared/run"
 
 
