@@ -68,23 +68,18 @@ def test_the_file_may_be_anywhere(elsewhere, monkeypatch):
 
 
 def test_invalid_settings_are_named(elsewhere, monkeypatch):
-    monkeypatch.setenv("RINGSTOW_DIRECT", "sometimes")
-    with pytest.raises(ringstow.InvalidStateError, match="RINGSTOW_DIRECT=sometimes"):
-        ringstow.Config()
-    monkeypatch.delenv("RINGSTOW_DIRECT")
+    for name, value, said in [
+        ("RINGSTOW_DIRECT", "sometimes", "RINGSTOW_DIRECT=sometimes"),
+        ("RINGSTOW_RECYCLE", "perhaps", "RINGSTOW_RECYCLE=perhaps.*true, on"),
+    ]:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ringstow.InvalidStateError, match=said):
+            ringstow.Config()
+        monkeypatch.delenv(name)
     (elsewhere / "ringstow.toml").write_text("que_depth = 4\n")
     with pytest.raises(ringstow.FormatError, match=r"ringstow.toml.*(?s:.*)que_depth"):
         ringstow.save({"a": 1}, elsewhere / "ckpt")
     assert not (elsewhere / "ckpt").exists()
-
-
-def test_environment_variables_set_booleans(monkeypatch):
-    assert ringstow.Config().recycle is False
-    monkeypatch.setenv("RINGSTOW_RECYCLE", "true")
-    assert ringstow.Config().recycle is True
-    monkeypatch.setenv("RINGSTOW_RECYCLE", "perhaps")
-    with pytest.raises(ringstow.InvalidStateError, match="RINGSTOW_RECYCLE=perhaps.*true, on"):
-        ringstow.Config()
 
 
 def test_unknown_variable_is_warned_of_once(monkeypatch):
@@ -156,7 +151,10 @@ def test_invalid_field_raises_at_construction(fields, said):
     assert f"Config.{said}" in str(caught.value)
 
 
-def test_text_sizes_are_stored_as_numbers(monkeypatch):
+def test_text_sizes_and_booleans_of_the_environment_are_stored_as_values(monkeypatch):
+    assert ringstow.Config().recycle is False
+    monkeypatch.setenv("RINGSTOW_RECYCLE", "true")
+    assert ringstow.Config().recycle is True
     config = ringstow.Config(pool_bytes="64MiB", block_bytes="1M", shard_bytes="5GB")
     assert (config.pool_bytes, config.block_bytes) == (64 << 20, 1 << 20)
     assert config.shard_bytes == 5 * 10**9

@@ -31,16 +31,10 @@ def general(tensor):
 
 
 @has_exchange
-@pytest.mark.parametrize("name", USUAL)
-def test_fast_path_takes_every_usual_dtype(name):
-    tensor = torch.empty(2, 3, dtype=getattr(torch, name))
-    assert find(tensor) == general(tensor)
-
-
-@has_exchange
 @pytest.mark.parametrize(
     "make",
     [
+        *(lambda name=name: torch.empty(2, 3, dtype=getattr(torch, name)) for name in USUAL),
         lambda: torch.tensor(1.0),
         lambda: torch.empty(0, 4),
         lambda: torch.arange(10)[3:5],
@@ -51,7 +45,7 @@ def test_fast_path_takes_every_usual_dtype(name):
         lambda: torch.from_numpy(np.arange(3)),
     ],
 )
-def test_fast_path_takes_dense_tensors(make):
+def test_fast_path_takes_every_usual_dtype_and_dense_tensors(make):
     tensor = make()
     assert find(tensor) == general(tensor)
 

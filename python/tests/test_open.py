@@ -78,8 +78,8 @@ def test_values_are_available_without_reading(path, state):
 
 def test_tensor_is_loaded_by_name(path, state):
     with ringstow.open(path) as ckpt:
-        for name in ("weight", "tied", "low"):
-            assert_same(ckpt[f"model.{name}"].load(), state["model"][name])
+        for name, tensor in state["model"].items():
+            assert_same(ckpt[f"model.{name}"].load(), tensor)
         assert_same(ckpt["array"].load(), state["array"])
         assert_same(list(ckpt["model.weight"]), list(state["model"]["weight"]))  # its rows
         assert_same(np.asarray(ckpt["model.weight"]), state["model"]["weight"].numpy())
@@ -207,17 +207,9 @@ def test_use_after_close_raises(path):
     with ringstow.open(path) as ckpt:
         entry = ckpt["model.weight"]
     assert ckpt.closed
-    for use in (
-        lambda: ckpt["model.weight"],
-        lambda: list(ckpt),
-        lambda: len(ckpt),
-        lambda: ckpt.tree,
-        lambda: ckpt.value("step"),
-        lambda: ckpt.info,
-        lambda: entry[0],
-        lambda: entry.load(),
-        lambda: ckpt.__enter__(),
-    ):
+    uses = [entry.load, ckpt.__enter__, ckpt.__iter__, ckpt.__len__, lambda: ckpt.tree]
+    uses += [lambda: ckpt.info, lambda: ckpt["model.weight"], lambda: ckpt.value("step")]
+    for use in (*uses, lambda: entry[0]):
         with pytest.raises(ValueError, match="closed: open it again"):
             use()
     assert "closed" in repr(ckpt)

@@ -4,7 +4,6 @@ import collections
 import copy
 import dataclasses
 import io
-import json
 import sys
 import types
 
@@ -39,6 +38,9 @@ def test_is_frozen_at_the_call(name):
     back = codec({"value": value})["value"]
     if type(back).__hash__ is None:  # it is mutable
         assert back is not value
+    if isinstance(value, io.BytesIO):
+        value.write(b"xyz")
+        assert back.getvalue() == b"0123456789"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -315,13 +317,6 @@ def test_names_of_tensors_follow_the_fields():
 def test_a_set_of_text_is_saved_in_one_order():
     trees = {_encode.encode({"a": set(names)}).tree for names in ("abcdefgh", "hgfedcba")}
     assert trees == {'{"a":{"$set":["a","b","c","d","e","f","g","h"]}}'}
-
-
-def test_a_bytes_io_is_a_copy():
-    stream = io.BytesIO(b"abc")
-    encoded = _encode.encode({"a": stream})
-    stream.write(b"xyz")
-    assert json.loads(encoded.tree)["a"]["args"] == [{"$bytes": "YWJj"}, 0]
 
 
 def test_two_leaves_of_one_dataclass_stay_distinct():
