@@ -40,24 +40,14 @@ def said_of(at, data, **options):
     return caught.value
 
 
-def failure(src, dst):
-    """Return the error of a conversion, or the source's name if it succeeds."""
-    try:
-        convert(src, dst, overwrite=True)
-    except (ringstow.Error, OSError) as error:
-        return str(error)
-    return str(src)
-
-
 def test_truncated_file_is_reported_as_cut_short(at, recwarn):
     data = saved(STATE, at / "a.pt").read_bytes()
     for length in (3, 10, 2000, 20_000, len(data) - 100, len(data) - 1):
         error = said_of(at, data[:length])
         assert isinstance(error, ringstow.CorruptCheckpointError)
         assert error.file == str(at / "x.pt")
-        assert f"{length} bytes" in str(error)
-        assert "cut short" in str(error)
-        assert "take another copy" in str(error)
+        for words in (f"{length} bytes", "cut short", "take another copy"):
+            assert words in str(error)
     assert not recwarn.list
     assert "is empty" in str(said_of(at, b""))
     zeros = said_of(at, bytes(20_000))
@@ -69,23 +59,10 @@ def test_truncated_file_is_reported_as_cut_short(at, recwarn):
 def test_truncated_file_of_the_old_format_is_named(at, allow_pickle):
     torch.save(STATE, at / "old.pt", _use_new_zipfile_serialization=False)
     data = (at / "old.pt").read_bytes()
-    lengths = [*range(1, 1500, 23), *range(1500, len(data), 4001), len(data) - 1]
-    for length in lengths:
+    for length in (*range(1, 1500, 23), *range(1500, len(data), 4001), len(data) - 1):
         error = said_of(at, data[:length], allow_pickle=allow_pickle)
         assert isinstance(error, (ringstow.CorruptCheckpointError, ringstow.UnsupportedError))
     convert(at / "old.pt", at / "ckpt")
-
-
-@pytest.mark.parametrize("where", ["directory", "anywhere"])
-def test_damaged_zip_file_is_named(at, where):
-    data = saved(STATE, at / "a.pt").read_bytes()
-    begin = data.index(b"PK\x01\x02") if where == "directory" else 0
-    step = 3 if where == "directory" else 997
-    for offset in range(begin, len(data), step):
-        changed = bytearray(data)
-        changed[offset] ^= 0xFF
-        (at / "x.pt").write_bytes(changed)
-        assert str(at / "x.pt") in failure(at / "x.pt", at / "ckpt")
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:8]))

@@ -162,13 +162,6 @@ def test_unsavable_state_changes_no_files(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_many_small_tensors_are_packed(tmp_path):
-    state = {f"t{i:05}": np.full(3, i, np.int32) for i in range(20_000)}
-    report = ringstow.save(state, tmp_path / "c")
-    assert report.files == 1
-    assert_same(ringstow.load(tmp_path / "c"), state)
-
-
 def test_memory_stays_within_the_pool(tmp_path):
     code = """
 import resource, sys, threading, time

@@ -111,12 +111,8 @@ def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path, caplog):
     (tmp_path / "step-200").mkdir()
     (tmp_path / "step-200" / "rank00000-0.safetensors.part").write_text("half")
     found = ringstow.steps(tmp_path)
-    assert [(one.step, one.status) for one in found] == [
-        (9, "committed"),
-        (10, "committed"),
-        (100, "damaged"),
-        (200, "incomplete"),
-    ]
+    statuses = {9: "committed", 10: "committed", 100: "damaged", 200: "incomplete"}
+    assert [(one.step, one.status) for one in found] == list(statuses.items())
     first, damaged = found[0], found[2]
     assert isinstance(first, ringstow.Step)
     assert first.path == str(tmp_path / "step-9")
@@ -132,10 +128,8 @@ def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path, caplog):
 
 def test_commit_time_decides_without_steps(tmp_path):
     save(tmp_path, "final", "best")
-    assert [(one.step, *names([one.path])) for one in ringstow.steps(tmp_path)] == [
-        (None, "final"),
-        (None, "best"),
-    ]
+    found = ringstow.steps(tmp_path)
+    assert [(one.step, *names([one.path])) for one in found] == [(None, "final"), (None, "best")]
     assert newest(tmp_path) == "best"
     assert newest(tmp_path, before=tmp_path / "best") == "final"
     with pytest.raises(ringstow.InvalidStateError, match="nothing in .* counts as a step"):
@@ -200,13 +194,8 @@ def test_new_run_has_no_steps(tmp_path):
     run = tmp_path / "run"
     assert ringstow.latest(run) is None
     assert ringstow.steps(run) == []
-    calls = (
-        ringstow.load,
-        ringstow.verify,
-        ringstow.open,
-        lambda path: ringstow.load_into({}, path),
-    )
-    for call in calls:
+    calls = (ringstow.load, ringstow.verify, ringstow.open)
+    for call in (*calls, lambda path: ringstow.load_into({}, path)):
         with pytest.raises(ringstow.IncompleteCheckpointError, match="no checkpoint"):
             call(ringstow.latest(run))
     with pytest.raises(TypeError):
