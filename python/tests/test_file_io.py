@@ -32,6 +32,7 @@ OPENERS = {
     *(("shutil", "copy"), ("shutil", "copy2"), ("shutil", "copyfile"), ("shutil", "copytree")),
     ("filesystem", "FileSystemReader"),
 }
+NAMES = {*ENTRIES, *(name for _, name in OPENERS)}
 STREAM = "it is given a stream"
 ALLOWED = {
     "_ranks/_concurrent_saves.py: open": "files of /proc",
@@ -72,15 +73,13 @@ def opening_calls(file):
             else []
         )
     }
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        said = ast.unparse(call.func)
-        if isinstance(call.func, ast.Name):
-            if said == "open" and "open" not in own:
-                yield said
-        elif isinstance(call.func, ast.Attribute):
-            base, _, name = said.rpartition(".")
-            if (base, name) in OPENERS or name in ENTRIES:
-                yield said
+    for called in (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if isinstance(called, ast.Name) and called.id == "open" and "open" not in own:
+            yield "open"
+        elif isinstance(called, ast.Attribute) and called.attr in NAMES:
+            base = ast.unparse(called.value)
+            if (base, called.attr) in OPENERS or called.attr in ENTRIES:
+                yield f"{base}.{called.attr}"
 
 
 def test_no_module_opens_files_but_by_the_one_that_never_waits():

@@ -39,8 +39,8 @@ def test_no_tensor_is_made_on_the_default_device():
         for call in ast.walk(ast.parse(file.read_text()))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
-        and ast.unparse(call.func.value) == "torch"
         and call.func.attr in MAKERS
+        and ast.unparse(call.func.value) == "torch"
         and "device" not in {keyword.arg for keyword in call.keywords}
     ]
     assert not bare, "say device='cpu', or which one"

@@ -120,11 +120,11 @@ import logging, re, resource, sys
 import torch, ringstow
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-state = {"w": torch.ones(512 << 20, dtype=torch.uint8)}
+state = {"w": torch.ones(384 << 20, dtype=torch.uint8)}
 ringstow.save_async({"w": torch.ones(1 << 20)}, sys.argv[1] + "/first").result()
 used = int(re.search(r"VmSize:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
-config = ringstow.Config(write_rate="100M")  # new memory comes faster
+resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20),) * 2)
+config = ringstow.Config(write_rate="60M")  # new memory comes faster
 handle = ringstow.save_async(state, sys.argv[1] + "/c", config=config)
 handle.wait_staged()
 """
@@ -134,7 +134,7 @@ def test_line_says_how_much_memory_there_was_and_why_no_more(tmp_path):
     said = python(LITTLE_MEMORY, tmp_path).stdout
     line = next(line for line in said.splitlines() if line.startswith(f"{tmp_path}/c: "))
     assert re.search(
-        r", training waited .* with \d+ MB of staging memory for 537 MB: Cannot allocate memory",
+        r", training waited .* with \d+ MB of staging memory for 403 MB: Cannot allocate memory",
         line,
     )
     assert f"{tmp_path}" in said.split("staging memory for all")[0]  # the warning
