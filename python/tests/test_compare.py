@@ -76,7 +76,7 @@ def test_every_row_shows_which_side_synced_and_a_failed_one_the_reason(rounds):
     assert lines["deepspeed"] == f"{'deepspeed':<25} FAILED no libaio"
 
 
-def test_warm_load_is_named(rounds, at):
+def test_warm_load_is_named(rounds):
     assert table.warm_loads(rounds) == []
     rounds.done[1]["torch.save"]["load"]["cached_bytes_before"] = 5e8
     assert table.warm_loads(rounds) == ["torch.save"]

@@ -42,7 +42,7 @@ os.write(1, (json.dumps(told) + "\\n").encode())
 """
 
 
-def test_ranks_run_under_torchrun_and_each_line_is_a_measurement(at, monkeypatch, capsys):
+def test_ranks_run_under_torchrun_and_each_line_is_a_measurement(at, capsys):
     (at / "rank.py").write_text(RANK)
     command = [*compare_dcp.launcher(2), str(at / "rank.py")]
     found = compare_dcp.run_ranks(command)
@@ -50,6 +50,6 @@ def test_ranks_run_under_torchrun_and_each_line_is_a_measurement(at, monkeypatch
     assert "round 1  rank 0" in capsys.readouterr().out
 
 
-def test_ranks_that_fail_are_an_error(at):
+def test_ranks_that_fail_are_an_error():
     with pytest.raises(CompareFailed, match="exit code 7"):
         compare_dcp.run_ranks([sys.executable, "-c", "exit(7)"])

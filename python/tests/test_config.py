@@ -188,12 +188,12 @@ def test_config_file_in_use_is_logged_once(elsewhere):
     assert ran.stderr.count(str(elsewhere / "ringstow.toml")) == 1, ran.stderr
 
 
-def test_config_of_wrong_type_is_refused(elsewhere):
+def test_config_of_wrong_type_is_refused():
     with pytest.raises(TypeError, match=r"a ringstow.Config, not a dict"):
         ringstow.save({"a": 1}, "ckpt", config={"files": 2})
 
 
-def test_relative_trace_path_is_resolved_at_construction(elsewhere, monkeypatch, tmp_path):
+def test_relative_trace_path_is_resolved_at_construction(elsewhere, monkeypatch):
     config = ringstow.Config(trace=pathlib.Path("trace.json"))
     (elsewhere / "sub").mkdir()
     monkeypatch.chdir(elsewhere / "sub")
@@ -201,7 +201,7 @@ def test_relative_trace_path_is_resolved_at_construction(elsewhere, monkeypatch,
     assert (elsewhere / "trace.json").is_file()
 
 
-def test_a_trace_that_cannot_be_written_is_logged(elsewhere, caplog):
+def test_a_trace_that_cannot_be_written_is_logged(caplog):
     ringstow.save({"a": 1}, "ckpt", config=ringstow.Config(trace="nowhere/trace.json"))
     told = [record for record in caplog.records if "nowhere/trace.json" in record.getMessage()]
     assert [(r.levelname, r.name.startswith("ringstow.")) for r in told] == [("WARNING", True)]

@@ -128,7 +128,7 @@ def test_program_prints_errors_in_one_line_and_does_not_call_them_damage(at):
         (type("Damaged", (ringstow.CorruptCheckpointError,), {})("a hole"), 1, "a hole"),
     ],
 )
-def test_exit_code_is_that_of_the_error(at, monkeypatch, capsys, error, code, words):
+def test_exit_code_is_that_of_the_error(monkeypatch, capsys, error, code, words):
     monkeypatch.setattr(_cli, "convert", raising(error))
     assert _cli.main(["--quiet", "a", "b"]) == code
     (line,) = capsys.readouterr().err.splitlines()
@@ -322,9 +322,7 @@ def test_ctrl_c_while_torch_is_imported_or_writes_ends_the_program_as_any_other(
 
 
 @pytest.mark.parametrize("hides", [RuntimeError, ImportError, None])
-def test_ctrl_c_that_a_library_drops_or_turns_into_another_error_counts(
-    at, monkeypatch, capsys, hides
-):
+def test_ctrl_c_that_a_library_drops_or_turns_into_another_error_counts(monkeypatch, capsys, hides):
     def convert(*_, progress, **__):
         try:
             os.kill(os.getpid(), signal.SIGINT)

@@ -149,7 +149,7 @@ class Key:
     me: object = None
 
 
-def test_a_key_that_refers_to_itself_is_named(tmp_path):
+def test_a_key_that_refers_to_itself_is_named():
     key = Key()
     for me in (key, [torch.ones(1), key]):
         key.me = me

@@ -56,7 +56,7 @@ def test_prefix_excludes_names_with_a_common_start(tmp_path):
         ringstow.load(tmp_path / "c", prefix="mod")
 
 
-def test_keys_are_exact(path, state):
+def test_keys_are_exact(path):
     back = ringstow.load(path, keys=["optimizer.state.1.step", "step"])
     assert_same(back, {"optimizer": {"state": {1: {"step": torch.tensor(4.0)}}}, "step": 7})
 

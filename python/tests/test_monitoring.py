@@ -95,7 +95,7 @@ def test_prometheus_counts_and_times(at):
     assert value("last_save_timestamp_seconds") >= value("saves_created", result="ok")
 
 
-def test_prometheus_exposes_its_conventional_names(at):
+def test_prometheus_exposes_its_conventional_names():
     client = needs("prometheus_client")
     registry = client.CollectorRegistry()
     with ringstow.monitoring.prometheus(registry):

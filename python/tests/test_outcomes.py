@@ -68,7 +68,7 @@ def test_callback_gets_the_error_of_each_failure(heard, at):
     assert {one.report for one in heard} == {None}
 
 
-def test_failure_that_only_a_callback_hears_of_is_still_reported(heard, at, caplog):
+def test_failure_that_only_a_callback_hears_of_is_still_reported(heard, at):
     (at / "file").write_text("")
     handle = ringstow.save_async(STATE, at / "file" / "c")
     while not handle.done():

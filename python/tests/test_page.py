@@ -89,7 +89,7 @@ def test_page_has_what_is_in_the_run_and_nothing_that_runs(run, tmp_path, capsys
     assert page.classes.count("bar") == 3
 
 
-def test_page_without_verify_says_so_and_finds_what_is_missing(run, tmp_path):
+def test_page_without_verify_says_so_and_finds_what_is_missing(run):
     run_of = gather(run, steps=50, changes=10, verifies=False)
     assert [one.damage for one in run_of.checkpoints] == [None] * 5
     assert [bool(one.problem) for one in run_of.checkpoints] == [False, True, False, False, False]

@@ -396,7 +396,7 @@ def test_program_promotes_lists_and_verifies(saved, bucket, arguments):
     ran("diff", path, url, *arguments)
 
 
-def test_wrong_urls_say_what_to_write(saved, tmp_path):
+def test_wrong_urls_say_what_to_write(saved):
     path, _ = saved
     with pytest.raises(ringstow.InvalidStateError, match="one is in the other"):
         ringstow.promote(path, path / "copy")

@@ -300,7 +300,7 @@ def test_containers_with_fields_that_differ_are_named(tmp_path):
     ]
 
 
-def test_values_are_keys_too(tmp_path):
+def test_values_are_keys_too():
     keys = (Color.RED, Point(1, 2), frozenset({1}), 1j, Frozen(1), np.str_("x"))
     state = {"a": dict.fromkeys(keys, 1)}
     assert_same(codec(state), state)
