@@ -89,6 +89,13 @@ def test_page_has_what_is_in_the_run_and_nothing_that_runs(run, tmp_path, capsys
     assert page.classes.count("bar") == 3
 
 
+def page_of(run, **options):
+    """Return the text of the page of a run, whose elements are all closed."""
+    text = _html.page(gather(run, **{"steps": 9, "changes": 0, "verifies": False, **options}))
+    Page(text)
+    return text
+
+
 def test_page_without_verify_says_so_and_finds_what_is_missing(run):
     run_of = gather(run, steps=50, changes=10, verifies=False)
     assert [one.damage for one in run_of.checkpoints] == [None] * 5
@@ -115,8 +122,7 @@ def test_metrics_of_removed_steps_are_drawn(tmp_path):
         manager.save_async(10, {"a": 1}, metrics={"loss": math.nan, "best": 7}).result()
         manager.save(11, {"a": 1}, metrics={"loss": 0.01})
         manager.save(11, {"a": 1}, metrics={"loss": 0.02})
-    text = _html.page(gather(tmp_path / "run", steps=50, changes=0, verifies=False))
-    Page(text)
+    text = page_of(tmp_path / "run", steps=50)
     chart = chart_of(text, "loss")
     assert dots(chart) == ["1: 1", "2: 0.5", "3: 0.3333", "4: 0.25", "5: 0.2", "11: 0.02"]
     places = [float(x) for x in re.findall(r'cx="([\d.]+)"', chart)]
@@ -127,7 +133,7 @@ def test_metrics_of_removed_steps_are_drawn(tmp_path):
 def test_metrics_without_a_history_are_those_of_the_checkpoints(run):
     for file in run.glob(".ringstow-history*"):
         file.unlink()
-    text = _html.page(gather(run, steps=3, changes=0, verifies=False))
+    text = page_of(run, steps=3)
     assert dots(chart_of(text, "loss")) == ["3: 0.3333", "4: 0.25", "5: 0.2"]
 
 
@@ -178,8 +184,7 @@ def test_line_break_of_an_error_is_a_line_break(tmp_path):
             manager.save(2, {"a": object(), "b": object()})
         manager.save(2, {"a": 1, "note": "other\nlines"})
     assert "\n" in str(caught.value)
-    text = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=False))
-    Page(text)
+    text = page_of(tmp_path / "run", changes=9)
     assert "\\u{a}" not in text
     first, second = str(caught.value).split("\n")[:2]
     assert f"{_text.shown(first)}<br>{_text.shown(second)}" in text
@@ -188,10 +193,10 @@ def test_line_break_of_an_error_is_a_line_break(tmp_path):
 def test_no_page_is_at_ease_above_a_failure(tmp_path):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, {"a": 1})
-        at_ease = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=False))
+        at_ease = page_of(tmp_path / "run", changes=9)
         with pytest.raises(ringstow.InvalidStateError):
             manager.save(2, {"a": object()})
-    text = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=False))
+    text = page_of(tmp_path / "run", changes=9)
     assert 'class="good"' in at_ease
     assert 'class="good"' not in text
     assert "No checkpoint has a problem" not in text
@@ -200,9 +205,7 @@ def test_no_page_is_at_ease_above_a_failure(tmp_path):
 
 def test_copies_that_have_not_ended_are_named(run, monkeypatch):
     monkeypatch.setattr(_native, "unfinished", lambda where: [(f"{where}/step-1", "s3://b/<x>")])
-    text = _html.page(gather(run, steps=9, changes=0, verifies=False))
-    assert "s3://b/&lt;x&gt;" in text
-    Page(text)
+    assert "s3://b/&lt;x&gt;" in page_of(run)
 
 
 def test_directory_without_checkpoints_is_an_error(tmp_path, capsys):

@@ -38,18 +38,6 @@ def test_retain_keeps_the_newest_and_recycles_the_rest(tmp_path):
     assert_is(ringstow.latest(tmp_path), 5)
 
 
-def test_retain_without_recycling_removes_all_files(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    ringstow.retain(tmp_path, 1, recycle=True)
-    assert (tmp_path / ".ringstow-spares").exists()
-    save(tmp_path, 3)
-    ringstow.retain(tmp_path, 1, recycle=False)
-    assert os.listdir(tmp_path) == ["step-003"]
-    ringstow.remove(tmp_path / "step-003", recycle=False)
-    assert os.listdir(tmp_path) == []
-
-
 def leave_half(path):
     """Leave the files of a save that was killed before its commit."""
     path.mkdir()
@@ -108,16 +96,12 @@ def test_invalid_arguments_are_refused(tmp_path):
     assert [pathlib.Path(one.path).name for one in left] == ["latest", "step-001"]
 
 
-def test_remove_reports_what_it_removed_and_what_is_left(tmp_path):
-    save(tmp_path, 1)
-    done = ringstow.remove(tmp_path / "step-001")
-    assert (done.path, done.recycled, done.left) == (str(tmp_path / "step-001"), 0, ())
-    assert any(path.endswith(".safetensors") for path in done.removed), done
-
-
 def test_left_says_whether_the_system_failed_or_it_was_left_on_purpose(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    done = ringstow.remove(tmp_path / "step-003")
+    assert (done.path, done.recycled, done.left) == (str(tmp_path / "step-003"), 0, ())
+    assert any(path.endswith(".safetensors") for path in done.removed), done
     (tmp_path / "best").symlink_to("step-001")
     [best, protected] = ringstow.retain(tmp_path, 1).left
     assert isinstance(best, ringstow.Left)

@@ -218,3 +218,5 @@ def test_removal_recycles_files_only_on_request(tmp_path):
     assert (tmp_path / ".ringstow-spares").exists()
     ringstow.retain(tmp_path, 1, recycle=False, config=ringstow.Config(recycle=True))
     assert os.listdir(tmp_path) == ["step-5"]
+    ringstow.remove(tmp_path / "step-5", recycle=False)
+    assert os.listdir(tmp_path) == []
