@@ -227,14 +227,20 @@ def test_second_run_in_a_tier_is_refused(tmp_path, config, caplog):
     assert "another run" in caplog.text
 
 
-def test_program_ends_after_its_copies(tmp_path, tier, monkeypatch):
+def program(at, code, *args):
+    return python(f"import atexit, sys, numpy, ringstow\n{code}", *args, cwd=at, check=True)
+
+
+SAVE = "ringstow.save({'w': numpy.ones(1 << 20)}, 'run/step-1')"
+
+
+@pytest.mark.parametrize("code", [SAVE, f"atexit.register(lambda: {SAVE})"])
+def test_program_ends_after_its_copies_also_of_what_it_saves_at_the_exit(
+    tmp_path, tier, monkeypatch, code
+):
     monkeypatch.setenv("RINGSTOW_TIERS", f"{tier}:{tmp_path / 'second'}")
     monkeypatch.setenv("RINGSTOW_PROMOTION_RATE", "1G")
-    ran = python(
-        "import numpy, ringstow; ringstow.save({'w': numpy.ones(1 << 20)}, 'run/step-1')",
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
+    program(tmp_path, code)
     for place in (tier, tmp_path / "second"):
         assert ringstow.verify(place / "step-1").ok
 
@@ -259,12 +265,10 @@ def test_manager_with_its_own_tiers_leaves_those_of_the_config(tmp_path, tier, c
 
 def test_file_found_by_chance_names_no_tiers(tmp_path, tier, monkeypatch):
     (tmp_path / "ringstow.toml").write_text(f'tiers = ["{tier}"]\n')
-    save = "import numpy, ringstow; ringstow.save({'w': numpy.ones(3)}, 'run/step-1')"
-    ran = python(save, cwd=tmp_path, check=True)
-    assert "ignored tiers" in ran.stderr
+    assert "ignored tiers" in program(tmp_path, SAVE).stderr
     assert not tier.exists()
     monkeypatch.setenv("RINGSTOW_CONFIG", str(tmp_path / "ringstow.toml"))
-    assert python(save, cwd=tmp_path).returncode == 0
+    program(tmp_path, SAVE)
     assert ringstow.verify(tier / "step-1").ok
 
 
@@ -282,17 +286,6 @@ def test_forked_child_copies_what_it_saves(tmp_path, tier, config):
     assert ringstow.verify(tier / "step-2").ok
 
 
-def test_saves_of_an_exiting_program_are_copied(tmp_path, tier, monkeypatch):
-    monkeypatch.setenv("RINGSTOW_TIERS", str(tier))
-    ran = python(
-        "import atexit, numpy, ringstow\n"
-        "atexit.register(lambda: ringstow.save({'w': numpy.ones(9)}, 'run/last'))",
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ringstow.verify(tier / "last").ok
-
-
 def test_copier_that_breaks_leaves_nobody_waiting(monkeypatch):
     monkeypatch.setattr(Copier, "_copy", raising(ZeroDivisionError))
     copier = Copier(["somewhere"])
@@ -305,29 +298,22 @@ def test_copier_that_breaks_leaves_nobody_waiting(monkeypatch):
 
 
 def test_manager_that_is_not_closed_copies_its_last_step(tmp_path, tier):
-    for how in ("save(1, state)", "save_async(2, state)"):
-        ran = python(
-            "import sys, numpy, ringstow\n"
-            "tiers = ringstow.Tiers([sys.argv[1]], keep=3)\n"
-            "manager = ringstow.CheckpointManager('run', tiers=tiers)\n"
-            f"state = {{'w': numpy.ones(1 << 20)}}; manager.{how}",
-            tier,
-            cwd=tmp_path,
-        )
-        assert ran.returncode == 0, ran.stderr
+    code = """
+tiers = ringstow.Tiers([sys.argv[1]], keep=3)
+manager = ringstow.CheckpointManager("run", tiers=tiers)
+save = manager.save if sys.argv[2] == "1" else manager.save_async
+save(int(sys.argv[2]), {"w": numpy.ones(1 << 20)})
+"""
+    for step in (1, 2):
+        program(tmp_path, code, tier, step)
     assert steps_in(tier) == [1, 2]
 
 
 def test_exit_tries_a_copy_that_failed_a_last_time_and_does_not_wait_for_more(tmp_path):
     (tmp_path / "file").touch()
-    ran = python(
-        "import numpy, ringstow\n"
-        "manager = ringstow.CheckpointManager('run', tiers=['file/run'])\n"
-        "manager.save(1, {'w': numpy.ones(9)})\n"
-        "assert not manager.wait_promoted()",
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
+    code = "manager = ringstow.CheckpointManager('run', tiers=['file/run'])\n"
+    code += "manager.save(1, {'w': numpy.ones(9)})\nassert not manager.wait_promoted()"
+    ran = program(tmp_path, code)
     assert ran.stderr.count("is saved, but not copied to") == 2
 
 
