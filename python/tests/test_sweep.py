@@ -19,13 +19,10 @@ from sweeping.plan import AGAIN, DEFAULT, FIO, Setting
 
 import ringstow
 
-DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "fillers": 0}
-DEFAULTS |= {"nice": 0, "io_priority": "normal", "write_rate": 0}
-DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
-DEFAULTS |= {"shard_bytes": 0, "files": 1, "stripe": (), "recycle": False, "trace": None}
-DEFAULTS |= {"tiers": (), "promotion_rate": 0}
-# Automatic, which is 256 MiB for the plain saves that are measured.
-OF_CONFIG = DEFAULTS | {"pool_bytes": "auto"}
+OF_CONFIG = {field.name: field.default.value for field in dataclasses.fields(ringstow.Config)}
+OF_CONFIG |= {"block_bytes": 4 << 20}
+# Of the plain saves that are measured.
+DEFAULTS = OF_CONFIG | {"pool_bytes": 256 << 20}
 DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
 
 
