@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support import flip
+from support import assert_same, flip
 
 import ringstow
 import ringstow.dcp
@@ -53,23 +53,16 @@ def state(step):
     }
 
 
-def check(found, step):
-    assert found["step"] == step
-    assert (found["noise"] == step).all()
-    for i in range(2):
-        assert torch.equal(found["model"][f"w{i}"], torch.full((ELEMENTS,), float(step + i)))
-
-
 def save(path, step, config):
     ringstow.save(state(step), path / "saved", config=config)
-    check(ringstow.load(path / "saved", config=config), step)
+    assert_same(ringstow.load(path / "saved", config=config), state(step))
 
 
 def save_in_background(path, step, config):
     ringstow.save_async(state(step), path / "saved", config=config).result()
     into = state(-1)
     ringstow.load_into(into, path / "saved", config=config)
-    check(into, step)
+    assert_same(into, state(step))
 
 
 def drop_handle(path, step, config):
@@ -87,7 +80,7 @@ def change_meanwhile(path, step, config):
         handle.result()
     except ringstow.TornSaveError:
         return
-    check(ringstow.load(path / "torn", config=config), step)
+    assert_same(ringstow.load(path / "torn", config=config), state(step))
 
 
 def refused_state(path, step, config):
@@ -131,7 +124,7 @@ def checkpointed(path, step, config):
 def converted(path, step, config):
     save(path, step, config)
     convert(path / "saved", path / "model.pt", target="torch", overwrite=True)
-    check(torch.load(path / "model.pt", weights_only=False), step)
+    assert_same(torch.load(path / "model.pt", weights_only=False), state(step))
 
 
 DEEDS = [

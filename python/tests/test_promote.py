@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from stores import faults
-from support import flip
+from support import assert_same, flip
 from tiered import state_of as state_of_step
 from tiered import steps_in
 
@@ -24,12 +24,6 @@ PARTS = 5 << 20  # the smallest part that stores take
 def state_of(megabytes=12, seed=0):
     torch.manual_seed(seed)
     return {"w": torch.randn(megabytes << 18), "small": [torch.arange(5), 7], "step": 3}
-
-
-def assert_same(loaded, state):
-    assert torch.equal(loaded["w"], state["w"])
-    assert torch.equal(loaded["small"][0], state["small"][0])
-    assert (loaded["small"][1], loaded["step"]) == (7, 3)
 
 
 @pytest.fixture
