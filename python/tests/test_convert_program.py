@@ -148,9 +148,7 @@ def test_interrupted_program_says_what_is_left(at, monkeypatch, capsys, phase):
     assert ("files are removed" in said) != is_there
 
 
-def test_program_interrupted_after_the_swap_says_that_the_new_checkpoint_is_complete(
-    at, monkeypatch, capsys
-):
+def test_interrupt_after_the_swap_says_that_the_new_one_is_complete(at, monkeypatch, capsys):
     """Regression: it said that unfinished files are removed."""
     old, new = saved({"a": torch.zeros(3)}, at / "old.pt"), saved({"a": torch.ones(3)}, at / "a.pt")
     conversions.convert(old, at / "to", target="dcp")
@@ -176,9 +174,7 @@ COMMITS = {
 
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("how", COMMITS)
-def test_ctrl_c_at_the_commit_says_whether_the_target_is_complete(
-    at, monkeypatch, capsys, how, is_after
-):
+def test_ctrl_c_at_the_commit_says_what_is_complete(at, monkeypatch, capsys, how, is_after):
     """Regression: it said that unfinished files are removed, although the target was complete."""
     kind, _, over = how.partition(" ")
     ringstow.save({"a": torch.ones(3)}, at / "new")
@@ -209,9 +205,7 @@ def test_ctrl_c_at_the_commit_says_whether_the_target_is_complete(
         assert sorted(os.listdir(at)) == ["new"]
 
 
-def test_ctrl_c_that_is_dropped_at_the_end_says_that_the_target_is_complete(
-    at, monkeypatch, capsys
-):
+def test_ctrl_c_dropped_at_the_end_says_that_the_target_is_complete(at, monkeypatch, capsys):
     saved({"a": torch.ones(3)}, at / "a.pt")
     convert = _cli.convert
 

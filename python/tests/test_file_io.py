@@ -214,9 +214,7 @@ MARK = _places.Mark(1, False, {}, [])
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_what_adapters_and_reports_write_is_not_written_through_a_planted_link(
-    tmp_path, victim, name
-):
+def test_adapters_and_reports_write_through_no_planted_link(tmp_path, victim, name):
     planted, write = WRITES[name]
     for link in planted:
         os.symlink(victim, tmp_path / link)

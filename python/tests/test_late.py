@@ -61,9 +61,7 @@ def test_load_waits_for_files_that_the_manifest_names(path, monkeypatch, caplog,
 
 
 @pytest.mark.parametrize(("shared", "waits_s"), [("nfs4", _shared_fs_lag.SEEN_S), (None, 0)])
-def test_load_gives_up_after_a_bounded_time_and_on_a_local_disk_at_once(
-    path, monkeypatch, shared, waits_s
-):
+def test_load_gives_up_in_time_and_on_a_local_disk_at_once(path, monkeypatch, shared, waits_s):
     clock = Clock(monkeypatch, shared=shared)
     hide_shard(path)
     with pytest.raises(ringstow.MissingFilesError):

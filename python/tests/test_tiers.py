@@ -245,9 +245,7 @@ def test_secret_in_a_tier_is_refused_and_not_told(tmp_path):
     assert "secret" not in str(caught.value)
 
 
-def test_fresh_run_restores_nothing_and_a_lost_node_saves_without_a_complaint(
-    tmp_path, bucket, caplog
-):
+def test_fresh_run_restores_nothing_and_a_lost_node_saves_silently(tmp_path, bucket, caplog):
     with manager_of(tmp_path, bucket, keep=2) as manager:
         assert manager.restore() is None
         manager.save(1, state_of(1))

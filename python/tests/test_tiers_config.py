@@ -235,9 +235,7 @@ SAVE = "ringstow.save({'w': numpy.ones(1 << 20)}, 'run/step-1')"
 
 
 @pytest.mark.parametrize("code", [SAVE, f"atexit.register(lambda: {SAVE})"])
-def test_program_ends_after_its_copies_also_of_what_it_saves_at_the_exit(
-    tmp_path, tier, monkeypatch, code
-):
+def test_program_ends_after_its_copies_also_of_saves_at_its_exit(tmp_path, tier, monkeypatch, code):
     monkeypatch.setenv("RINGSTOW_TIERS", f"{tier}:{tmp_path / 'second'}")
     monkeypatch.setenv("RINGSTOW_PROMOTION_RATE", "1G")
     program(tmp_path, code)
