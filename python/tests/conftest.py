@@ -2,7 +2,11 @@
 
 import gc
 import os
+import pathlib
+import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 from stores.fixtures import (  # noqa: F401
@@ -18,6 +22,9 @@ from stores.fixtures import (  # noqa: F401
     proxy,
     s3s,
 )
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "examples")]
 
 # Whether a program shows progress depends on how fast the machine is. Tests of progress turn it on.
 os.environ["RINGSTOW_PROGRESS"] = "off"
@@ -40,13 +47,40 @@ def at(tmp_path):
 
 @pytest.fixture
 def one_thread():
-    """Make torch compute in one thread."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """Return a function that mounts a file system in memory, if this machine allows it."""
+    from support import mounted
+
+    folders = []
+
+    def mount(options, kind="tmpfs"):
+        mounted(tmp_path / "disk", options, kind)
+        folders.append(tmp_path / "disk")
+        return tmp_path / "disk"
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def seamed(tmp_path):
+    """Return a directory with the package over an extension that can be killed at a call."""
+    from support import cargo_build
+
+    package = tmp_path / "package" / "ringstow"
+    shutil.copytree(ROOT / "python" / "ringstow", package)
+    shutil.copyfile(cargo_build("ringstow-python") / "lib_native.so", package / "_native.abi3.so")
+    return package.parent
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """States and helpers for the tests of conversions."""
 
-from __future__ import annotations
-
 import collections
+import contextlib
 import json
 import os
+import pickle
 
 import numpy as np
 import torch
@@ -67,6 +67,15 @@ def plain(state):
     if type(state) in (list, tuple):
         return type(state)(map(plain, state))
     return state
+
+
+@contextlib.contextmanager
+def metadata_of(path):
+    """Yield the metadata of a directory of DCP, to be changed."""
+    file = path / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    yield metadata
+    file.write_bytes(pickle.dumps(metadata))
 
 
 def mild_load(path):

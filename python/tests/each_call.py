@@ -10,8 +10,6 @@ and then each fails with every error number; otherwise with one that the seed de
 half a pass: of each task either the calls of Rust or those of Python, as the seed decides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib
@@ -154,27 +152,13 @@ def check_pruning(place, outside, done):
 TASKS = {
     f"{name}{' over' if replaces else ''}": writes(OPERATIONS[name], replaces=replaces)
     for name, replaces in [
-        ("torch-to-ringstow", False),
-        ("dcp-to-ringstow", True),
-        ("ringstow-to-dcp", False),
-        ("ringstow-to-dcp", True),
-        ("hf-to-dcp", True),
-        ("ringstow-to-torch", False),
-        ("dcp-to-torch", True),
-        ("ringstow-to-hf", False),
-        ("torch-to-hf", True),
-        ("save", False),
-        ("save", True),
-        ("save-async", True),
-        ("promote", False),
-        ("promote", True),
-        ("dcp-save", False),
-        ("dcp-save", True),
-        ("dcp-async-save", True),
-        ("dcp-save-by-ranks", True),
-        ("dcp-save-by-ranks-1", True),
-        ("hf-export-by-ranks", False),
-        ("hf-export-by-ranks", True),
+        *(("torch-to-ringstow", False), ("dcp-to-ringstow", True), ("ringstow-to-dcp", False)),
+        *(("ringstow-to-dcp", True), ("hf-to-dcp", True), ("ringstow-to-torch", False)),
+        *(("dcp-to-torch", True), ("ringstow-to-hf", False), ("torch-to-hf", True)),
+        *(("save", False), ("save", True), ("save-async", True), ("promote", False)),
+        *(("promote", True), ("dcp-save", False), ("dcp-save", True), ("dcp-async-save", True)),
+        *(("dcp-save-by-ranks", True), ("dcp-save-by-ranks-1", True)),
+        *(("hf-export-by-ranks", False), ("hf-export-by-ranks", True)),
         ("hf-export-by-ranks-1", True),
     ]
 } | {

@@ -3,8 +3,6 @@
 It writes no file: `saved` holds the saved bytes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math
@@ -119,22 +117,10 @@ def gather(spec):
     return view.tobytes()
 
 
-MOVED = {
-    "engine": "fake",
-    "direct": False,
-    "fixed_buffers": 0,
-    "device_bytes": 0,
-    "pinned": None,
-    "fallbacks": [
-        {
-            "kind": "io_mode",
-            "wanted": "uring",
-            "got": "fake",
-            "reason": "a stand-in",
-            "remedy": "none",
-        }
-    ],
-}
+FALLBACK = {"kind": "io_mode", "wanted": "uring", "got": "fake"}
+FALLBACK |= {"reason": "a stand-in", "remedy": "none"}
+MOVED = {"engine": "fake", "direct": False, "fixed_buffers": 0, "device_bytes": 0, "pinned": None}
+MOVED |= {"fallbacks": [FALLBACK]}
 SAVE_PARTS = ("compare", "plan", "prepare", "stage", "write", "sync", "commit", "total")
 SAVE_CPU_PARTS = ("copy_cpu", "checksum_cpu", "wait", "device_copy")
 LOAD_PARTS = ("prepare", "read", "total", "checksum_cpu", "device_copy")

@@ -4,8 +4,6 @@ A server imports torch and ringstow once and forks a process for each program. T
 of the interpreter's exit use a new interpreter instead: `support.python`.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import multiprocessing.reduction
@@ -21,6 +19,7 @@ PRELOADED = ["torch.distributed.checkpoint", "torch.distributed.pipelining", "to
 PRELOADED += ["ringstow.dcp", "ringstow.distributed", "ringstow.convert"]
 CONTEXT.set_forkserver_preload(PRELOADED)
 
+PROGRAM = "from ringstow._program import _cli; _cli.main()"
 SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -71,9 +70,13 @@ class Program:
 def python(code, *args, check=False, **options):
     """Run Python code; return the completed process, with text."""
     done = Program(code, *args, **options).wait()
-    if check:
-        done.check_returncode()
+    assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def ringstow(*words, **options):
+    """Run the program `ringstow`; return the completed process, with text."""
+    return python(PROGRAM, *words, name="ringstow", **options)
 
 
 def on_ranks(count, code, *args, env=None, **options):

@@ -5,8 +5,6 @@ that it calls in each process before what is under test begins. It leaves the st
 path, and replaces an earlier one. Each runs in a forked child.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -74,13 +72,11 @@ def converts(source, target):
 
 
 def saves(step, path, outside, begins):
-    """Save."""
     begins()
     ringstow.save(state(step), path, config=SMALL)
 
 
 def saves_in_background(step, path, outside, begins):
-    """Save in the background."""
     begins()
     ringstow.save_async(state(step), path, config=SMALL).result()
 
@@ -95,14 +91,12 @@ def promotes(step, path, outside, begins):
 
 
 def saves_with_dcp(step, path, outside, begins):
-    """Save with DCP on one rank."""
     join(0, 1, tempfile.mktemp(dir=outside))
     begins()
     dcp.save(state(step), storage_writer=ringstow.dcp.StorageWriter(path, config=SMALL))
 
 
 def saves_with_dcp_in_background(step, path, outside, begins):
-    """Save with DCP in the background."""
     join(0, 1, tempfile.mktemp(dir=outside))
     begins()
     writer = ringstow.dcp.StorageWriter(path, config=SMALL)
@@ -154,7 +148,6 @@ def exports_by_ranks(number):
 
 
 def join(rank, ranks, store):
-    """Become a rank."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)

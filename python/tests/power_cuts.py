@@ -4,8 +4,6 @@
 child, which has torch imported already and keeps no file open.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import os

@@ -6,8 +6,6 @@
 Not counted is what torch does in C++: it reads a file of torch.save that it has mapped.
 """
 
-from __future__ import annotations
-
 import builtins
 import errno
 import fcntl

@@ -4,8 +4,6 @@ The snippets of a page run in order and share their names. A page starts with a 
 ``model``, ``optimizer``, ``scheduler``, ``state``, ``step``, ``steps``, ``path``.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

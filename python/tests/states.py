@@ -1,7 +1,5 @@
 """State dicts for the tests, and comparisons."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
@@ -28,16 +26,8 @@ def every_kind():
         "dtypes": {
             str(dtype).removeprefix("torch."): torch.ones(2, 3).to(dtype)
             for dtype in (
-                torch.bool,
-                torch.uint8,
-                torch.int16,
-                torch.int64,
-                torch.float16,
-                torch.bfloat16,
-                torch.float64,
-                torch.complex64,
-                torch.complex128,
-                torch.float8_e4m3fn,
+                *(torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16),
+                *(torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn),
                 torch.float8_e5m2,
             )
         },

@@ -1,7 +1,5 @@
 """Helpers: comparing states, reading and resealing manifests, other processes."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib
@@ -16,6 +14,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import types
 import zlib
 
@@ -129,6 +128,13 @@ def logged(words=""):
         logger.removeHandler(handler)
 
 
+def wait_for_saves():
+    """Wait until no save in the background reports any more."""
+    for thread in threading.enumerate():
+        if thread.name == "ringstow-save":
+            thread.join()
+
+
 def flip(file, offset):
     """Flip a bit of a byte in a file."""
     data = bytearray(file.read_bytes())
@@ -136,10 +142,12 @@ def flip(file, offset):
     file.write_bytes(data)
 
 
-def python(code, *args, limit=300, **options):
+def python(code, *args, limit=300, check=False, **options):
     """Run Python code in a new process; return the completed process, with text."""
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def python_start(code, *args, **options):
@@ -149,8 +157,41 @@ def python_start(code, *args, **options):
     return subprocess.Popen(command, **{**pipes, **options})
 
 
+def in_child(act):
+    """Run a function in a forked child; return the child's exit code, 1 if it raised."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def raising(error):
+    """Return a function that raises an error, whatever it is called with."""
+
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def mounted(folder, options, kind="tmpfs"):
+    """Mount a file system in memory, if this machine allows it."""
+    folder.mkdir()
+    command = ["mount", "-t", kind, "-o", options, "ringstow-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        missing(f"cannot mount: {error}")
+    if done.returncode != 0:
+        missing(f"mounting a {kind} needs root: {done.stderr.strip()}")
+
+
 def resident_bytes():
-    """Return how much memory this process has."""
     with open("/proc/self/status") as status:
         return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) * 1024
 

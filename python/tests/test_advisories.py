@@ -1,23 +1,12 @@
 """What the answers of pip-audit mean, with made-up answers."""
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import advisories
+import pytest
 
 UNKNOWN = {"name": "numpy", "skip_reason": "not found on PyPI"}
 CLEAN = {"name": "numpy", "version": "2.4.0", "vulns": []}
-BAD = {
-    "name": "torch",
-    "version": "2.5.0",
-    "vulns": [{"id": "PYSEC-2025-41", "fix_versions": ["2.6.0"]}],
-}
+VULNERABLE = [{"id": "PYSEC-2025-41", "fix_versions": ["2.6.0"]}]
+BAD = {"name": "torch", "version": "2.5.0", "vulns": VULNERABLE}
 
 
 @pytest.mark.parametrize(
@@ -29,8 +18,6 @@ BAD = {
         ([], advisories.NO_DATABASE, "skipped: "),
     ],
 )
-def test_only_packages_that_the_database_knows_count_as_audited(
-    packages: list[dict[str, Any]], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_packages_that_the_database_knows_count_as_audited(packages, code, said, capsys):
     assert advisories.judge(packages) == code
     assert said in capsys.readouterr().out

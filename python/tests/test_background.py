@@ -1,7 +1,5 @@
 """Background saves with the real engine: snapshots, exits, Ctrl-C, forks, two at once."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
@@ -13,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from support import assert_same, litter, python, python_start
+from support import assert_same, in_child, litter, python, python_start
 
 import ringstow
 
@@ -57,8 +55,7 @@ def test_changes_after_wait_staged_are_not_saved(pool_bytes, tmp_path):
 
 def test_dropped_handle_and_state_do_not_harm_the_save(tmp_path):
     ringstow.save_async({"w": torch.arange(10_000_000)}, tmp_path / "c")
-    handle = ringstow.save_async({"x": torch.ones(3)}, tmp_path / "d")
-    handle.result()
+    ringstow.save_async({"x": torch.ones(3)}, tmp_path / "d").result()
     deadline = time.monotonic() + 300
     while not (tmp_path / "c" / "manifest.json").exists():
         assert time.monotonic() < deadline
@@ -92,23 +89,30 @@ def test_an_emergency_save_saves_after_a_background_failure(tmp_path, caplog):
         handle.result()
 
 
-def test_the_interpreters_exit_waits_for_the_save(slow_bytes, tmp_path):
-    code = SLOW_CODE + "ringstow.save_async(state, path, config=slow)"
-    done = python(code, tmp_path / "c", slow_bytes)
-    assert done.returncode == 0, done.stderr
-    assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
+AT_EXIT = """
+import atexit
+def last():
+    global handle
+    handle = ringstow.save_async(state, path, config=slow)
+atexit.register(last)
+"""
 
 
-@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="starts no threads in atexit")
-def test_exit_waits_for_a_save_started_at_exit(slow_bytes, tmp_path):
-    code = SLOW_CODE + (
-        "import atexit\n"
-        "def last():\n"
-        "    global handle\n"
-        "    handle = ringstow.save_async(state, path, config=slow)\n"
-        "atexit.register(last)\n"
-    )
-    done = python(code, tmp_path / "c", slow_bytes)
+@pytest.mark.parametrize(
+    "save",
+    [
+        "ringstow.save_async(state, path, config=slow)",
+        pytest.param(
+            AT_EXIT,
+            marks=pytest.mark.skipif(
+                sys.version_info[:2] == (3, 12), reason="starts no threads in atexit"
+            ),
+        ),
+    ],
+    ids=["before the exit", "at the exit"],
+)
+def test_the_interpreters_exit_waits_for_the_save(save, slow_bytes, tmp_path):
+    done = python(SLOW_CODE + save, tmp_path / "c", slow_bytes)
     assert (done.returncode, done.stderr) == (0, "")
     assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
 
@@ -146,10 +150,8 @@ ENDS = {"end": "", "exit": "sys.exit(0)", "other code": "sys.exit(3)", "raise": 
 @pytest.mark.parametrize("end", ENDS)
 def test_unreported_failure_is_logged_and_fails_the_exit(end, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    code = SLOW_CODE + (
-        "print('flushed at exit', end='')\nhandle = ringstow.save_async(state, path)\n" + ENDS[end]
-    )
-    done = python(code, tmp_path / "file" / "c", 1)
+    code = "print('flushed at exit', end='')\nhandle = ringstow.save_async(state, path)\n"
+    done = python(SLOW_CODE + code + ENDS[end], tmp_path / "file" / "c", 1)
     assert done.returncode == (3 if end == "other code" else 1)
     assert done.stdout == "flushed at exit"
     assert f"the save to {tmp_path}/file/c failed" in done.stderr
@@ -159,12 +161,11 @@ def test_unreported_failure_is_logged_and_fails_the_exit(end, tmp_path):
 @pytest.mark.parametrize("ask", ["result()", "wait_staged()", "cancel()"])
 def test_reported_failure_does_not_fail_the_exit(ask, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    code = SLOW_CODE + (
-        f"handle = ringstow.save_async(state, path)\ntry: handle.{ask}\nexcept OSError: pass\n"
+    where, how = ("c", ", config=slow") if ask == "cancel()" else ("file/c", "")
+    code = (
+        f"handle = ringstow.save_async(state, path{how})\ntry: handle.{ask}\nexcept OSError: pass"
     )
-    if ask == "cancel()":
-        code = code.replace("save_async(state, path)", "save_async(state, path, config=slow)")
-    done = python(code, tmp_path / ("c" if ask == "cancel()" else "file/c"), 1 << 24)
+    done = python(SLOW_CODE + code, tmp_path / where, 1 << 24)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -237,33 +238,16 @@ class Squares(torch.utils.data.Dataset):
         return torch.tensor(index**2)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_data_loader_may_fork_workers_during_a_save(slow_state, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    workers = {"num_workers": 2, "multiprocessing_context": "fork"}
     for _ in range(3):
-        loader = torch.utils.data.DataLoader(
-            Squares(), batch_size=8, num_workers=2, multiprocessing_context="fork"
-        )
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=8, **workers)
         assert sum(int(batch.sum()) for batch in loader) == sum(i**2 for i in range(64))
     handle.result()
     assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
 
 
-def in_child(act):
-    """Run a function in a forked child; return the child's exit code."""
-    child = os.fork()
-    if child == 0:
-        try:
-            act()
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
     ringstow.save({"warm": np.ones(3)}, tmp_path / "warm")  # the parent's engine is running
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
@@ -286,23 +270,22 @@ def open_below(root):
     return [link for link in links if str(root) in link or "io_uring" in link]
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def has_none(root):
+    assert open_below(root) == []
+
+
 def test_forked_child_closes_the_files_of_a_save(slow_state, tmp_path):
     """Otherwise removed files keep their disk space and lock until the child ends."""
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     while not any(part.stat().st_size for part in (tmp_path / "c").glob("*.part")):
         assert not handle.done()
 
-    def child():
-        assert open_below(tmp_path) == []
-
     assert len(open_below(tmp_path)) >= 2  # the directory, for the lock, and a file
-    assert in_child(child) == 0
+    assert in_child(lambda: has_none(tmp_path)) == 0
     handle.result()
     assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_child_closes_the_files_of_a_load(slow_state, tmp_path):
     ringstow.save(slow_state, tmp_path / "c", config=SLOW)  # so that loads read small blocks too
     into = {"a": torch.zeros_like(slow_state["a"])}
@@ -313,10 +296,7 @@ def test_forked_child_closes_the_files_of_a_load(slow_state, tmp_path):
     while not into["a"].any():
         assert load.is_alive()
 
-    def child():
-        assert open_below(tmp_path) == []
-
-    assert in_child(child) == 0
+    assert in_child(lambda: has_none(tmp_path)) == 0
     load.join()
     assert torch.equal(into["a"], slow_state["a"])
 

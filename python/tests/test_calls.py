@@ -35,11 +35,13 @@ def test_positional_config_error_shows_the_right_call(save, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_positional_arguments_of_load_are_explained(tmp_path):
+def test_positional_and_listed_prefixes_of_load_are_explained(tmp_path):
     with pytest.raises(TypeError, match="device='cuda:1'"):
         ringstow.load(tmp_path, torch.device("cuda:1"))
     with pytest.raises(TypeError, match="prefix='model.'"):
         ringstow.load(tmp_path, "model.")
+    with pytest.raises(TypeError, match="for several names give keys="):
+        ringstow.load(tmp_path, prefix=["model", "optimizer"])
 
 
 @pytest.mark.parametrize("call", [ringstow.save, ringstow.save_async, ringstow.load_into])
@@ -58,8 +60,3 @@ def test_first_parameters_are_unchanged():
 def test_keep_must_be_a_number(tmp_path, keep):
     with pytest.raises(TypeError, match="keep must be a number of steps"):
         ringstow.retain(tmp_path, keep)
-
-
-def test_prefix_must_be_one_name(tmp_path):
-    with pytest.raises(TypeError, match="for several names give keys="):
-        ringstow.load(tmp_path, prefix=["model", "optimizer"])

@@ -1,18 +1,12 @@
 """What the documentation names exists, and tools/check_docs.py finds what does not."""
 
-import sys
-from pathlib import Path
-
+import check_docs
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+from support import ROOT
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "docs").exists(), reason="the documentation is not here"
 )
-
-import check_docs  # noqa: E402
 
 WRONG = {
     "`ringstow.sav(state, path)`": "no ringstow.sav",

@@ -1,13 +1,11 @@
 """Python's garbage collector rests during loads and saves, and is as others want it afterwards."""
 
-from __future__ import annotations
-
 import gc
-import os
 import sys
 import threading
 
 import pytest
+from support import in_child
 
 from ringstow._core._gc_pause import collector_paused
 
@@ -114,8 +112,8 @@ def test_ctrl_c_at_any_moment_leaves_it_as_it_was(thresholds):
 
 
 def test_a_forked_child_has_it_back(thresholds):
+    def child():
+        assert gc.get_threshold() == thresholds
+
     with collector_paused():
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if gc.get_threshold() == thresholds else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert in_child(child) == 0

@@ -2,16 +2,11 @@
 
 import json
 import sys
-from pathlib import Path
 
+import compare_dcp
 import forked
 import pytest
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import compare_dcp  # noqa: E402
-from comparing.processes import CompareFailed  # noqa: E402
+from comparing.processes import CompareFailed
 
 
 def forked_ranks(command):
@@ -47,7 +42,7 @@ os.write(1, (json.dumps(told) + "\\n").encode())
 """
 
 
-def test_ranks_run_under_torchrun_and_each_line_is_a_measurement(at, monkeypatch, capsys):
+def test_ranks_run_under_torchrun_and_each_line_is_a_measurement(at, capsys):
     (at / "rank.py").write_text(RANK)
     command = [*compare_dcp.launcher(2), str(at / "rank.py")]
     found = compare_dcp.run_ranks(command)
@@ -55,6 +50,6 @@ def test_ranks_run_under_torchrun_and_each_line_is_a_measurement(at, monkeypatch
     assert "round 1  rank 0" in capsys.readouterr().out
 
 
-def test_ranks_that_fail_are_an_error(at):
+def test_ranks_that_fail_are_an_error():
     with pytest.raises(CompareFailed, match="exit code 7"):
         compare_dcp.run_ranks([sys.executable, "-c", "exit(7)"])

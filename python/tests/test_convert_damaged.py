@@ -1,7 +1,5 @@
 """The errors for files that torch.save did not write, or did not finish."""
 
-from __future__ import annotations
-
 import os
 
 import forked
@@ -13,10 +11,7 @@ from converted import saved
 import ringstow
 from ringstow.convert import convert, dcp_to_ringstow
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*before 1.6"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*before 1.6")
 
 STATE = {
     **{f"w{i}": torch.randn(40, 40) for i in range(6)},
@@ -45,24 +40,14 @@ def said_of(at, data, **options):
     return caught.value
 
 
-def failure(src, dst):
-    """Return the error of a conversion, or the source's name if it succeeds."""
-    try:
-        convert(src, dst, overwrite=True)
-    except (ringstow.Error, OSError) as error:
-        return str(error)
-    return str(src)
-
-
 def test_truncated_file_is_reported_as_cut_short(at, recwarn):
     data = saved(STATE, at / "a.pt").read_bytes()
     for length in (3, 10, 2000, 20_000, len(data) - 100, len(data) - 1):
         error = said_of(at, data[:length])
         assert isinstance(error, ringstow.CorruptCheckpointError)
         assert error.file == str(at / "x.pt")
-        assert f"{length} bytes" in str(error)
-        assert "cut short" in str(error)
-        assert "take another copy" in str(error)
+        for words in (f"{length} bytes", "cut short", "take another copy"):
+            assert words in str(error)
     assert not recwarn.list
     assert "is empty" in str(said_of(at, b""))
     zeros = said_of(at, bytes(20_000))
@@ -74,23 +59,10 @@ def test_truncated_file_is_reported_as_cut_short(at, recwarn):
 def test_truncated_file_of_the_old_format_is_named(at, allow_pickle):
     torch.save(STATE, at / "old.pt", _use_new_zipfile_serialization=False)
     data = (at / "old.pt").read_bytes()
-    lengths = [*range(1, 1500, 23), *range(1500, len(data), 4001), len(data) - 1]
-    for length in lengths:
+    for length in (*range(1, 1500, 23), *range(1500, len(data), 4001), len(data) - 1):
         error = said_of(at, data[:length], allow_pickle=allow_pickle)
         assert isinstance(error, (ringstow.CorruptCheckpointError, ringstow.UnsupportedError))
     convert(at / "old.pt", at / "ckpt")
-
-
-@pytest.mark.parametrize("where", ["directory", "anywhere"])
-def test_damaged_zip_file_is_named(at, where):
-    data = saved(STATE, at / "a.pt").read_bytes()
-    begin = data.index(b"PK\x01\x02") if where == "directory" else 0
-    step = 3 if where == "directory" else 997
-    for offset in range(begin, len(data), step):
-        changed = bytearray(data)
-        changed[offset] ^= 0xFF
-        (at / "x.pt").write_bytes(changed)
-        assert str(at / "x.pt") in failure(at / "x.pt", at / "ckpt")
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:8]))
@@ -115,8 +87,6 @@ def test_damaged_dcp_directory_is_named(at, name):
 
 
 def test_missing_class_is_not_reported_as_damage(at):
-    state = saved({"a": ringstow.Config}, at / "a.pt")
-    data = state.read_bytes()
     torch.save({"a": ringstow.Config}, at / "a.pt", _use_new_zipfile_serialization=False)
     data = (at / "a.pt").read_bytes()
     data = data.replace(b"cringstow._core._config", b"cringstow_core_config_")
@@ -125,18 +95,13 @@ def test_missing_class_is_not_reported_as_damage(at):
     assert "ringstow_core_config_" in str(error)
 
 
-PROGRAM = "from ringstow._program import _cli; _cli.main()"
-
-
 def test_exit_code_separates_damage_from_other_files(at):
     data = saved(STATE, at / "a.pt").read_bytes()
     (at / "cut.pt").write_bytes(data[:20_000])
     (at / "empty.pt").write_bytes(b"")
     (at / "junk.pt").write_bytes(b"hello")
     for name, code in [("cut.pt", 1), ("empty.pt", 1), ("junk.pt", 2)]:
-        ran = forked.python(
-            "from ringstow._program import _cli; _cli.main()", "convert", at / name, at / "ckpt"
-        )
+        ran = forked.ringstow("convert", at / name, at / "ckpt")
         assert ran.returncode == code, ran.stderr
         assert ran.stderr.count("\n") == 1
         assert name in ran.stderr

@@ -1,12 +1,9 @@
 """Conversions that are refused, fail or are interrupted, and their cleaning up."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import itertools
 import os
-import pickle
 import resource
 import sys
 import threading
@@ -14,8 +11,8 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from converted import saved
-from support import assert_same, flip, litter
+from converted import metadata_of, saved
+from support import assert_same, flip, litter, raising
 
 import ringstow
 from ringstow import _native
@@ -30,18 +27,14 @@ from ringstow.convert import (
     torch_to_ringstow,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
 # Refusals
 
 
 def test_metadata_that_leads_out_of_its_directory_is_refused(at):
     dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
-    metadata = pickle.loads((at / "dcp" / ".metadata").read_bytes())
-    for place in metadata.storage_data.values():
-        place.relative_path = "../elsewhere"
-    (at / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with metadata_of(at / "dcp") as metadata:
+        for place in metadata.storage_data.values():
+            place.relative_path = "../elsewhere"
     with pytest.raises(ringstow.FormatError, match="elsewhere"):
         dcp_to_ringstow(at / "dcp", at / "ckpt")
 
@@ -49,9 +42,8 @@ def test_metadata_that_leads_out_of_its_directory_is_refused(at):
 @pytest.mark.parametrize("steps", [("a", 1 << 40), ("a", 3, 1 << 33, "b"), "a", ("a", *"b" * 999)])
 def test_planner_data_of_endless_lists_is_refused(at, steps):
     dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
-    metadata = pickle.loads((at / "dcp" / ".metadata").read_bytes())
-    metadata.planner_data = {"a": steps}
-    (at / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with metadata_of(at / "dcp") as metadata:
+        metadata.planner_data = {"a": steps}
     with pytest.raises(ringstow.FormatError, match="metadata"):
         dcp_to_ringstow(at / "dcp", at / "ckpt")
     assert sorted(os.listdir(at)) == ["dcp"]
@@ -162,11 +154,7 @@ def test_conversion_whose_names_cannot_be_made_durable_stays_and_says_so(at, kin
 def test_conversion_whose_file_cannot_be_synced_leaves_nothing(at, kind, monkeypatch):
     ringstow.save({"a": torch.arange(5.0)}, at / "ckpt")
     before = sorted(os.listdir(at))
-
-    def fail(_):
-        raise OSError(errno.EIO, "input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.EIO, "input/output error")))
     for overwrite in (False, True):
         with pytest.raises(OSError, match="input/output error") as caught:
             convert(at / "ckpt", at / "to", target=kind, overwrite=overwrite)
@@ -182,9 +170,8 @@ def test_conversion_whose_file_cannot_be_synced_leaves_nothing(at, kind, monkeyp
 
 @pytest.mark.parametrize("kind", ["torch", "dcp", "hf", "ringstow"])
 def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
-    state = {f"w{i}": torch.randn(50_000) for i in range(20)}
     source = at / "ckpt"
-    ringstow.save(state, source)
+    ringstow.save({f"w{i}": torch.randn(50_000) for i in range(20)}, source)
     before = sorted(os.listdir(at))
 
     interrupted = threading.Event()

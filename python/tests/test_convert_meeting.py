@@ -1,7 +1,5 @@
 """Conversions to a path at which something appears meanwhile: a conversion, a planted link."""
 
-from __future__ import annotations
-
 import errno
 import os
 from types import SimpleNamespace
@@ -15,8 +13,6 @@ from ringstow import convert as conversions
 from ringstow._foreign import _lazy_tensors
 from ringstow._publish import _replace
 from ringstow.convert import _dcp, _targets, convert
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def between(monkeypatch, act, *, kind=None):
@@ -182,11 +178,9 @@ def test_losing_conversion_keeps_the_directory_that_another_has_locked(at):
 
 
 def test_directories_that_a_conversion_creates_are_synced_from_the_first(at, monkeypatch):
-    new, synced = source(at, NEW, "new"), []
-    sync = _replace._native.sync_dir
-    monkeypatch.setattr(
-        _replace._native, "sync_dir", lambda path: (synced.append(path), sync(path))
-    )
+    new, synced, native = source(at, NEW, "new"), [], _replace._native
+    sync = native.sync_dir
+    monkeypatch.setattr(native, "sync_dir", lambda path: (synced.append(path), sync(path)))
     convert(new, at / "a" / "b" / "to", target="dcp")
     assert {str(at), str(at / "a"), str(at / "a" / "b"), str(at / "a" / "b" / "to")} <= {*synced}
 

@@ -1,29 +1,28 @@
 """Conversions to an existing path: refusals, replacements, and files that must stay."""
 
-from __future__ import annotations
-
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from converted import mild_load, read_hf, saved
-from support import missing
+from support import flip, missing, raising
 
 import ringstow
 from ringstow import _native
 from ringstow._publish import _replace
 from ringstow.convert import _targets, convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 KINDS = ["ringstow", "dcp", "torch", "hf"]
 OLD = {"old": torch.arange(20_000.0), "older": torch.arange(7.0)}
 NEW = {"new": torch.arange(300.0)}
 INDEX = "model.safetensors.index.json"
+NOT_SUPPORTED = raising(OSError(errno.EINVAL, "invalid argument"))
 
 
 def source(at, state, name):
@@ -49,18 +48,19 @@ def same(one, other):
 def files(path):
     """Return all files in a directory tree."""
     return {
-        os.path.relpath(os.path.join(where, name), path): open(
-            os.path.join(where, name), "rb"
-        ).read()
-        for where, _, names in os.walk(path)
-        for name in names
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
     }
+
+
+def replaceable(at, kind="hf", **options):
+    """Convert an old state to ``to``; return a source of a new one, and all files."""
+    convert(source(at, OLD, "one"), at / "to", target=kind, **options)
+    return source(at, NEW, "other"), files(at)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_existing_checkpoint_is_replaced_only_on_request(at, kind):
-    convert(source(at, OLD, "one"), at / "to", target=kind, max_shard_size="60KB")
-    new, before = source(at, NEW, "other"), files(at)
+    new, before = replaceable(at, kind, max_shard_size="60KB")
     with pytest.raises(FileExistsError, match=r"to.*|overwrite") as refused:
         convert(new, at / "to", target=kind)
     assert refused.value.filename == str(at / "to")
@@ -80,8 +80,7 @@ def test_existing_checkpoint_is_replaced_only_on_request(at, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_old_checkpoint_stays_until_the_new_is_written(at, kind, monkeypatch):
-    convert(source(at, OLD, "one"), at / "to", target=kind)
-    new, before = source(at, NEW, "other"), files(at)
+    new, before = replaceable(at, kind)
     write = _targets.WRITERS[kind]
 
     def write_and_fail(*args):
@@ -92,11 +91,8 @@ def test_old_checkpoint_stays_until_the_new_is_written(at, kind, monkeypatch):
 
     monkeypatch.setitem(_targets.WRITERS, kind, write_and_fail)
     if kind in ("ringstow", "torch"):  # these commit by themselves, so the source fails instead
-        (shard,) = new.glob("*.safetensors")
-        data = bytearray(shard.read_bytes())
-        data[-9] ^= 1
-        shard.write_bytes(data)
-        before[os.path.relpath(shard, at)] = bytes(data)
+        flip(next(new.glob("*.safetensors")), -9)
+        before = files(at)
     with pytest.raises((OSError, ringstow.CorruptCheckpointError)):
         convert(new, at / "to", target=kind, overwrite=True)
     assert files(at) == before
@@ -123,12 +119,9 @@ def kill_at(cut, monkeypatch, *, swaps=True):
 
         return step
 
-    def unsupported(*_):
-        raise OSError(errno.EINVAL, "invalid argument")
-
     for name in STEPS:
         monkeypatch.setattr(_replace.os, name, counted(getattr(os, name)))
-    exchange = _native.swap_names if swaps else unsupported
+    exchange = _native.swap_names if swaps else NOT_SUPPORTED
     monkeypatch.setattr(_replace._native, "swap_names", counted(exchange))
 
 
@@ -144,13 +137,11 @@ def test_kill_while_replacing_leaves_all_of_one_checkpoint(at, kind, swaps, monk
             (to / "config.json").write_text("{}")
             (to / "tokenizer").mkdir()
             (to / "tokenizer" / "words").write_text("a b")
-        with monkeypatch.context() as patch:
+        killed = True
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
             kill_at(cut, patch, swaps=swaps)
-            try:
-                convert(new, to, target=kind, overwrite=True, max_shard_size="60KB")
-                killed = False
-            except Killed:
-                killed = True
+            convert(new, to, target=kind, overwrite=True, max_shard_size="60KB")
+            killed = False
         if to.exists():
             found = read(to, kind)
             assert same(found, NEW) or same(found, OLD)
@@ -183,8 +174,8 @@ def test_conversion_over_a_killed_export_keeps_none_of_its_files(at):
 
 def test_replaced_checkpoint_stays_until_the_swap_is_durable(at, monkeypatch):
     """Regression: the old one was removed although a crash could have undone the swap."""
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    new, sync, unlink = source(at, NEW, "other"), _native.sync_dir, os.unlink
+    new, _ = replaceable(at)
+    sync, unlink = _native.sync_dir, os.unlink
 
     def fail(directory):
         if directory == str(at) and same(read_hf(at / "to"), NEW):
@@ -208,23 +199,17 @@ def test_replaced_checkpoint_stays_until_the_swap_is_durable(at, monkeypatch):
 
 def test_failure_while_replacing_keeps_the_only_copy(at, monkeypatch):
     """Regression: ENOSPC or Ctrl-C at the swap removed both checkpoints."""
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    new, before = source(at, NEW, "other"), files(at)
+    new, before = replaceable(at)
     for error in (OSError(28, "no space left on device"), KeyboardInterrupt()):
-
-        def fail(*_, error=error):
-            raise error
-
         with monkeypatch.context() as patch:
-            patch.setattr(_replace._native, "swap_names", fail)
+            patch.setattr(_replace._native, "swap_names", raising(error))
             with pytest.raises(type(error)):
                 convert(new, at / "to", target="hf", overwrite=True)
         assert files(at) == before
 
 
 def test_two_conversions_to_one_path_exclude_each_other(at):
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    new = source(at, NEW, "other")
+    new, _ = replaceable(at)
     with (
         pytest.raises(ringstow.BusyError, match=r"to is being written"),
         _replace.place(str(at / "to"), "hf", lambda: None, overwrite=True),
@@ -247,40 +232,32 @@ def test_lock_on_a_directory_that_was_swapped_away_is_refused(at, monkeypatch):
 
 
 def test_interrupt_between_the_two_renames_keeps_the_old_checkpoint(at, monkeypatch):
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    new, before = source(at, NEW, "other"), files(at)
+    new, before = replaceable(at)
     rename = os.rename
-
-    def unsupported(*_):
-        raise OSError(errno.EINVAL, "invalid argument")
 
     def interrupted(one, other):
         rename(one, other)
         monkeypatch.setattr(_replace.os, "rename", rename)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_replace._native, "swap_names", unsupported)
+    monkeypatch.setattr(_replace._native, "swap_names", NOT_SUPPORTED)
     monkeypatch.setattr(_replace.os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(new, at / "to", target="hf", overwrite=True)
     assert files(at) == before
 
 
-def test_replacing_keeps_the_directory_s_mode(at):
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    os.chmod(at / "to", 0o2775)
-    convert(source(at, NEW, "other"), at / "to", target="hf", overwrite=True)
-    assert os.stat(at / "to").st_mode & 0o7777 == 0o2775
-
-
-def test_replacing_keeps_the_directory_s_owner(at):
-    if os.geteuid() != 0:
+@pytest.mark.parametrize("of", ["mode", "owner"])
+def test_replacing_keeps_the_directory_s(at, of):
+    if of == "owner" and os.geteuid() != 0:
         missing("only root can give directories away")
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    os.chown(at / "to", 4242, 4243)
-    convert(source(at, NEW, "other"), at / "to", target="hf", overwrite=True)
+    new, _ = replaceable(at)
+    os.chmod(at / "to", 0o2775) if of == "mode" else os.chown(at / "to", 4242, 4243)
+    before = os.stat(at / "to")
+    convert(new, at / "to", target="hf", overwrite=True)
     found = os.stat(at / "to")
-    assert (found.st_uid, found.st_gid) == (4242, 4243)
+    assert (found.st_mode, found.st_uid, found.st_gid) == before[0:1] + before[4:6]
+    assert found.st_ino != before.st_ino
 
 
 def test_only_a_checkpoint_of_the_kind_is_replaced(at):
@@ -293,9 +270,7 @@ def test_only_a_checkpoint_of_the_kind_is_replaced(at):
     before = files(at)
     for kind in KINDS:
         for other, path in [*makers.items(), (None, at / "dir")]:
-            if other == kind or (kind == "hf" and other is None):
-                continue
-            if kind == "ringstow" and other is None:
+            if other == kind or (kind in ("hf", "ringstow") and other is None):
                 continue
             with pytest.raises((FileExistsError, ringstow.InvalidStateError), match=path.name):
                 convert(new, path, target=kind, overwrite=True)
@@ -344,10 +319,16 @@ def test_conversion_to_dcp_removes_nothing_of_another_program(at, name):
     assert files(at) | before == files(at)
 
 
-def test_unfinished_dcp_directory_of_another_host_is_not_touched(at, monkeypatch):
+@pytest.fixture
+def shared(monkeypatch):
+    """Be on a file system that several hosts share."""
+    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
+
+
+@pytest.mark.usefixtures("shared")
+def test_unfinished_dcp_directory_of_another_host_is_not_touched(at):
     to = killed_dcp(at)
     before = files(to)
-    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
     with pytest.raises(ringstow.BusyError, match=r"another host.*remove all files in") as refused:
         convert(source(at, NEW, "new"), to, target="dcp")
     assert "__0_convert.distcp" in str(refused.value)
@@ -377,17 +358,12 @@ def test_foreign_files_are_refused_or_kept(at):
     assert same(ringstow.load(at / "killed"), NEW)
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("swaps", [True, False])
 def test_conversion_never_clears_what_another_host_may_be_writing(at, monkeypatch, swaps):
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    new = source(at, NEW, "other")
-    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
+    new, _ = replaceable(at)
     if not swaps:
-
-        def unsupported(*_):
-            raise OSError(errno.EINVAL, "invalid argument")
-
-        monkeypatch.setattr(_replace._native, "swap_names", unsupported)
+        monkeypatch.setattr(_replace._native, "swap_names", NOT_SUPPORTED)
     for beside in (at / "to.convert.part", at / "to.convert.old"):
         beside.mkdir()
         (beside / "model.safetensors").write_text("theirs")
@@ -403,10 +379,9 @@ def test_conversion_never_clears_what_another_host_may_be_writing(at, monkeypatc
     assert not [name for name in os.listdir(at) if ".convert." in name]
 
 
+@pytest.mark.usefixtures("shared")
 def test_conversion_on_another_host_that_begins_now_wins(at, monkeypatch):
-    convert(source(at, OLD, "one"), at / "to", target="hf")
-    new = source(at, NEW, "other")
-    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
+    new, _ = replaceable(at)
     mkdir = os.mkdir
 
     def late(path, mode=0o777):
@@ -421,12 +396,41 @@ def test_conversion_on_another_host_that_begins_now_wins(at, monkeypatch):
     assert (at / "to.convert.part" / "model.safetensors").read_text() == "theirs"
 
 
-def test_old_checkpoint_between_two_renames_of_another_host_stays(at, monkeypatch):
-    convert(source(at, OLD, "one"), at / "to", target="hf")
+@pytest.mark.usefixtures("shared")
+def test_old_checkpoint_between_two_renames_of_another_host_stays(at):
+    new, _ = replaceable(at)
     os.rename(at / "to", at / "to.convert.old")
-    new, before = source(at, NEW, "other"), files(at)
-    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
+    before = files(at)
     with pytest.raises(ringstow.BusyError, match=r"another host.*rename it to"):
         convert(new, at / "to", target="hf", overwrite=True)
     assert files(at) | before == files(at)
     assert (at / "to.convert.old").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["dcp", "hf", "torch"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_leftover_that_a_loss_of_power_brings_back_harms_nothing_and_goes(at, kind, is_whole):
+    to = at / "to.pt"
+    old, new = source(at, OLD, "old"), source(at, NEW, "new")
+    convert(old, to, target=kind)
+    lost = at / ("to.pt.part" if kind == "torch" else "to.pt.convert.part")
+    kept = at / "kept"
+    (shutil.copy if kind == "torch" else shutil.copytree)(to, kept)
+    convert(new, to, target=kind, overwrite=True)
+    assert not lost.exists()
+
+    kept.rename(lost)
+    if not is_whole:
+        first = lost if kind == "torch" else lost / sorted(os.listdir(lost))[0]
+        first.unlink() if first is not lost else os.truncate(lost, 10)
+    before = sorted(os.listdir(at))
+    assert same(read(to, kind), NEW)
+    swept = ringstow.prune(at)
+    assert not swept.removed
+    assert not swept.left
+    with pytest.raises(FileExistsError):  # it is the target that is in the way
+        convert(old, to, target=kind)
+    assert sorted(os.listdir(at)) == before
+    convert(old, to, target=kind, overwrite=True)
+    assert same(read(to, kind), OLD)
+    assert sorted(os.listdir(at)) == sorted({*before} - {lost.name})

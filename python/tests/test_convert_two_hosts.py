@@ -4,8 +4,6 @@ A seed decides what both do, how late they see each other, and whose request com
 each checkpoint is one of those that were written, whole, and none that was reported is gone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib
@@ -24,8 +22,6 @@ import ringstow.dcp
 from ringstow._publish._checkpoint_kinds import is_dcp, is_model
 from ringstow._ranks import _shared_fs_lag
 from ringstow.convert import convert
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 ROUNDS = int(os.environ.get("RINGSTOW_INTERLEAVINGS", "5"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "0"))
@@ -63,7 +59,6 @@ class Round:
 
 
 def round_of(seed):
-    """Return what a seed decides."""
     chance = random.Random(seed)
     kind, replaces = KINDS[seed % len(KINDS)], chance.random() < 0.5
     others = ["convert", "convert", "load"]
@@ -162,7 +157,6 @@ def settle(root, kind, sources, step):
 
 
 def follow(refusal):
-    """Do what a refusal says."""
     found = re.match(
         r"(?P<left>\S+) is of a conversion .*: if none is running, (?P<do>.*)", refusal
     )

@@ -19,7 +19,6 @@ def state():
 
 @pytest.fixture
 def url(state, bucket, tmp_path):
-    """Return the URL of a checkpoint of the state."""
     ringstow.save(state, tmp_path / "saved", step=5)
     ringstow.promote(tmp_path / "saved", f"{bucket.url}/run/step-5")
     return f"{bucket.url}/run/step-5"
@@ -37,11 +36,9 @@ def test_checkpoint_converts_by_its_url(url, state, tmp_path):
 
 
 def test_program_converts_by_url(url, state, tmp_path):
-    program = "from ringstow._program import _cli; _cli.main()"
-    done = forked.python(program, "convert", url, tmp_path / "model.pt")
-    assert done.returncode == 0, done.stderr
+    forked.ringstow("convert", url, tmp_path / "model.pt", check=True)
     assert_same(torch.load(tmp_path / "model.pt", weights_only=True), state)
-    done = forked.python(program, "convert", tmp_path / "model.pt", url)
+    done = forked.ringstow("convert", tmp_path / "model.pt", url)
     assert done.returncode == 2
     assert f"`ringstow promote DIR --to {url}`" in done.stderr
 

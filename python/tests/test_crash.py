@@ -1,7 +1,5 @@
 """A save that is killed at any moment leaves the last committed checkpoint intact."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Every damage to a checkpoint's files is detected and named, and never returned as data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import flip, manifest_of, reseal, shards_of
@@ -73,83 +71,30 @@ def test_a_truncated_shard_is_found(path, shard, cut):
     assert (damage.expected, damage.got) == (str(len(data)), str(max(0, len(data) - cut)))
 
 
-def test_checkpoint_without_a_shard_is_incomplete(path, shard):
-    shard.unlink()
-    with pytest.raises(ringstow.IncompleteCheckpointError, match=shard.name) as caught:
-        ringstow.load(path)
-    assert caught.value.path == str(path)
-
-
-def test_checkpoint_without_manifest_is_incomplete(path):
-    (path / "manifest.json").unlink()
-    with pytest.raises(ringstow.IncompleteCheckpointError, match=r"manifest\.json"):
-        ringstow.load(path)
-    with pytest.raises(ringstow.IncompleteCheckpointError):
-        ringstow.verify(path)
-
-
-@pytest.mark.parametrize("act", [ringstow.load, ringstow.verify])
-def test_missing_path_raises_file_not_found(act, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        act(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("act", [ringstow.load, ringstow.verify])
-def test_file_instead_of_a_directory_is_refused(act, path, shard):
-    with pytest.raises((NotADirectoryError, ringstow.Error), match=shard.name):
-        act(shard)
-
-
 def test_a_resealed_manifest_loads(path):
     reseal(path, manifest_of(path))
     assert ringstow.load(path)["step"] == 7
 
 
-def set_file(**fields):
-    return lambda manifest: manifest["files"][0].update(fields)
-
-
-def set_tensor(**fields):
-    return lambda manifest: manifest["tensors"][0].update(fields)
-
-
-def set_chunk(**fields):
-    return lambda manifest: manifest["tensors"][0]["chunks"][0].update(fields)
-
-
-def forget(*names):
-    def act(manifest):
-        *path, last = names
-        for name in path:
-            manifest = manifest[name]
-        del manifest[last]
-
-    return act
-
-
-# More of them: tests/suite/hostile_manifest.rs, src/format/manifest/check.rs.
+# What Rust decides: tests/suite/hostile_manifest.rs, src/format/manifest/check.rs.
 HOSTILE = {
-    "dot": set_file(name="."),
-    "name of another type": set_file(name=5),
-    "negative length": set_file(bytes=-1),
-    "length beyond 64 bits": set_file(bytes=1 << 70),
-    "half a checksum": set_file(crc32="0123"),
-    "checksums that are no hex": lambda m: set_file(crc32="z" * len(m["files"][0]["crc32"]))(m),
+    "dot": lambda m: m["files"][0].update(name="."),
+    "name of another type": lambda m: m["files"][0].update(name=5),
+    "length beyond 64 bits": lambda m: m["files"][0].update(bytes=1 << 70),
+    "half a checksum": lambda m: m["files"][0].update(crc32="0123"),
+    "checksums that are no hex": lambda m: m["files"][0].update(
+        crc32="z" * len(m["files"][0]["crc32"])
+    ),
     "no files": lambda m: m.update(files=[]),
-    "negative shape": set_tensor(shape=[-1]),
-    "shape of another type": set_tensor(shape=["x"]),
-    "unknown dtype": set_tensor(dtype="F7"),
-    "another dtype": set_tensor(dtype="F64"),
-    "two chunks for one": lambda m: m["tensors"][0]["chunks"].append(m["tensors"][0]["chunks"][0]),
-    "negative file": set_chunk(file=-1),
-    "beginning that overflows": set_chunk(begin=(1 << 64) - 1),
-    "beginning of another type": set_chunk(begin="0"),
-    "no block size": forget("block_bytes"),
+    "unknown dtype": lambda m: m["tensors"][0].update(dtype="F7"),
+    "another dtype": lambda m: m["tensors"][0].update(dtype="F64"),
+    "shape of another type": lambda m: m["tensors"][0].update(shape=["x"]),
+    "negative file": lambda m: m["tensors"][0]["chunks"][0].update(file=-1),
     "block size that is not aligned": lambda m: m.update(block_bytes=4097),
     "block size beyond memory": lambda m: m.update(block_bytes=1 << 60),
-    "no version": forget("version"),
+    "no version": lambda m: m.pop("version"),
     "version zero": lambda m: m.update(version=0),
-    "no state": forget("state"),
+    "no state": lambda m: m.pop("state"),
     "state that is a list": lambda m: m.update(state=[1]),
     "state that names no tensor": lambda m: m.update(state={"a": {"$tensor": "nowhere"}}),
     "state of an unknown kind": lambda m: m.update(state={"a": {"$eval": "1"}}),

@@ -4,16 +4,12 @@
 does all.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
-from support import ROOT, cargo_build
 
 HERE = pathlib.Path(__file__).parent
 PASSES = os.environ.get("RINGSTOW_PASSES", "0")
@@ -22,14 +18,10 @@ MINUTES = os.environ.get("RINGSTOW_MINUTES", "600")
 
 
 @pytest.mark.timeout(36_000)
-def test_each_call_that_fails_or_kills_leaves_old_or_new(tmp_path):
-    package = tmp_path / "package" / "ringstow"
-    shutil.copytree(ROOT / "python" / "ringstow", package)
-    built = cargo_build("ringstow-python") / "lib_native.so"
-    shutil.copyfile(built, package / "_native.abi3.so")
+def test_each_call_that_fails_or_kills_leaves_old_or_new(tmp_path, seamed):
     done = subprocess.run(
         [sys.executable, HERE / "each_call.py", PASSES, SEED, MINUTES, tmp_path / "calls"],
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        env={**os.environ, "PYTHONPATH": str(seamed)},
         capture_output=True,
         text=True,
     )

@@ -1,13 +1,12 @@
 """The fast path for usual tensors agrees with the general path, which handles all others."""
 
-from __future__ import annotations
-
+import datetime
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from support import assert_same, codec
+from support import assert_same, codec, raising
 
 from ringstow import InvalidStateError, _native
 from ringstow._state.tensors import _cuda, _torch
@@ -32,16 +31,10 @@ def general(tensor):
 
 
 @has_exchange
-@pytest.mark.parametrize("name", USUAL)
-def test_fast_path_takes_every_usual_dtype(name):
-    tensor = torch.empty(2, 3, dtype=getattr(torch, name))
-    assert find(tensor) == general(tensor)
-
-
-@has_exchange
 @pytest.mark.parametrize(
     "make",
     [
+        *(lambda name=name: torch.empty(2, 3, dtype=getattr(torch, name)) for name in USUAL),
         lambda: torch.tensor(1.0),
         lambda: torch.empty(0, 4),
         lambda: torch.arange(10)[3:5],
@@ -52,7 +45,7 @@ def test_fast_path_takes_every_usual_dtype(name):
         lambda: torch.from_numpy(np.arange(3)),
     ],
 )
-def test_fast_path_takes_dense_tensors(make):
+def test_fast_path_takes_every_usual_dtype_and_dense_tensors(make):
     tensor = make()
     assert find(tensor) == general(tensor)
 
@@ -117,35 +110,22 @@ def test_transformed_tensor_goes_to_the_general_path():
 
 @has_exchange
 def test_host_tensor_needs_no_address_lookup():
-    def address_of(tensor):
-        raise AssertionError("a tensor in host memory needs no stream")
-
+    no_stream = raising(AssertionError("a tensor in host memory needs no stream"))
     tensor = torch.ones(2)
-    assert _torch.usual().exchange.find(tensor, address_of)[2] == tensor.data_ptr()
-
-
-def test_class_without_exchange_api_gives_none():
-    assert _native.Exchange.of([int], []) is None
-    assert _native.Exchange.of([], []) is None
+    assert _torch.usual().exchange.find(tensor, no_stream)[2] == tensor.data_ptr()
 
 
 def test_foreign_capsule_is_refused():
-    import datetime
-
     class Impostor:
         __dlpack_c_exchange_api__ = datetime.datetime_CAPI
 
     with pytest.raises(ValueError, match="name"):
         _native.Exchange.of([Impostor], [])
+    assert _native.Exchange.of([int], []) is _native.Exchange.of([], []) is None  # they have none
 
 
-@pytest.fixture
-def older_torch(monkeypatch):
+def test_torch_without_exchange_api_saves_the_same(monkeypatch):
     monkeypatch.setattr(_torch, "usual", lambda: _torch.Usual((), None))
-
-
-@pytest.mark.usefixtures("older_torch")
-def test_torch_without_exchange_api_saves_the_same(tmp_path):
     weight = torch.arange(6.0).view(2, 3)
     state = {"a": weight, "tied": [weight], "b": weight.t(), "e": torch.empty(0)}
     with warnings.catch_warnings():

@@ -2,86 +2,63 @@
 
 import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
+import figures
+import forked
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import figures  # noqa: E402
-from drawing import model, page, plot, ranks, sharded, step_time, tensors  # noqa: E402
-from drawing.plots import PLOTS  # noqa: E402
+from drawing import model, page, plot, ranks, sharded, step_time, tensors
+from drawing.plots import PLOTS
+from support import ROOT
 
 ORIGIN = {"command": "python tools/x.py", "machine": "a machine", "date": "2026-01-02"}
 
 
-def count(number, seconds, failed=(), stopped=()):
-    return {
-        "tensors": number,
-        "seconds": seconds,
-        "failed": dict(failed),
-        "stopped": dict(stopped),
-    }
+def count(number, seconds, failed, stopped=None):
+    return {"tensors": number, "seconds": seconds, "failed": failed, "stopped": stopped or {}}
 
 
-@pytest.fixture
-def of_tensors():
-    few = {"ringstow": {"save": [1.0, 3.0, 2.0], "load": [4.0]}, "dcp": {"save": [60.0]}}
-    slow, lacks = [("dcp", "save took more than 90 s")], [("torch_checkpointing", "no network")]
-    many = count(1000, {"ringstow": {"save": [5.0]}, "dcp": {}}, lacks, slow)
-    return ORIGIN | {"counts": [count(10, few, lacks), many]}
+FEW = {"ringstow": {"save": [1.0, 3.0, 2.0], "load": [4.0]}, "dcp": {"save": [60.0]}}
+LACKS, SLOW = {"torch_checkpointing": "no network"}, {"dcp": "save took more than 90 s"}
+MANY = {"ringstow": {"save": [5.0]}, "dcp": {}}
+OF_TENSORS = ORIGIN | {"counts": [count(10, FEW, LACKS), count(1000, MANY, LACKS, SLOW)]}
+
+ROWS = {"dcp": 50.0, "distributed": 2.0, "planner first": 6.0, "reshard dcp": 40.0}
+OF_SHARDED = ORIGIN | {"ranks": 2, "tensors": 1000}
+OF_SHARDED |= {"measurements": [{"row": row, "seconds": value} for row, value in ROWS.items()]}
+
+SIZES = dict.fromkeys(ranks.BYTES, 67.24)
+SECONDS = {key: [0.1, 0.3] for key in ranks.SECONDS}
+OF_RANK = {"tensors": 60, "chunks": 999_600, "bytes_per_chunk": SIZES, "seconds": SECONDS}
+OF_RANKS = ORIGIN | {"ranks": [OF_RANK | {"ranks": number} for number in (1, 16, 16_384)]}
+
+SUMMARY = {"ringstow": {"lost": [0.1, -0.2, 0.3], "save": [1.0, 1.0, 1.0]}}
+SKIPPED = {"torch_checkpointing": "not installed: torch_checkpointing"}
+OF_STEP_TIME = ORIGIN | {"gb": 1, "summary": SUMMARY, "skipped": SKIPPED, "failed": {}}
+
+SPEEDS = {
+    "torch.save": {"save_gb_s": [0.5, 0.4, 0.6]},
+    "ringstow": {"save_gb_s": [2.0, 1.0, 3.0], "load_gb_s": [4.0, 4.0, 4.0]},
+}
+OF_MODEL = ORIGIN | {"summary": SPEEDS, "failed": {"fio": "no fio here"}, "stopped": {}}
+
+STEPS = ("ringstow.save_async", "seconds of training lost by a save of 1 GB")
+# By the names of the plots, with what their drawings say.
+SAMPLES = {
+    "tensors": (OF_TENSORS, ("ringstow", "dcp", "durable save, seconds")),
+    "llama3-8b": (OF_MODEL, ("ringstow", "torch.save", "durable save, GB/s")),
+    "sharded": (
+        OF_SHARDED,
+        ("ringstow.distributed", "1,000 sharded tensors, save by 2 ranks, seconds"),
+    ),
+    "ranks": (OF_RANKS, ("16,384", "seconds, 1,000,000 chunks")),
+    "short-steps": (OF_STEP_TIME, STEPS),
+    "step-time": (OF_STEP_TIME, STEPS),
+}
 
 
-@pytest.fixture
-def of_sharded():
-    rows = {"dcp": 50.0, "distributed": 2.0, "planner first": 6.0, "reshard dcp": 40.0}
-    measured = [{"row": row, "seconds": value} for row, value in rows.items()]
-    return ORIGIN | {"ranks": 2, "tensors": 1000, "measurements": measured}
-
-
-@pytest.fixture
-def of_ranks():
-    sizes = dict.fromkeys(ranks.BYTES, 67.24)
-    seconds = {key: [0.1, 0.3] for key in ranks.SECONDS}
-    row = {"tensors": 60, "chunks": 999_600, "bytes_per_chunk": sizes, "seconds": seconds}
-    return ORIGIN | {"ranks": [row | {"ranks": number} for number in (1, 16, 16_384)]}
-
-
-@pytest.fixture
-def of_step_time():
-    summary = {"ringstow": {"lost": [0.1, -0.2, 0.3], "save": [1.0, 1.0, 1.0]}}
-    skipped = {"torch_checkpointing": "not installed: torch_checkpointing"}
-    return ORIGIN | {"gb": 1, "summary": summary, "skipped": skipped, "failed": {}}
-
-
-@pytest.fixture
-def of_model():
-    save, load = [2.0, 1.0, 3.0], [4.0, 4.0, 4.0]
-    summary = {
-        "torch.save": {"save_gb_s": [0.5, 0.4, 0.6]},
-        "ringstow": {"save_gb_s": save, "load_gb_s": load},
-    }
-    return ORIGIN | {"summary": summary, "failed": {"fio": "no fio here"}, "stopped": {}}
-
-
-@pytest.fixture
-def samples(of_tensors, of_model, of_sharded, of_ranks, of_step_time):
-    return {
-        "tensors": of_tensors,
-        "llama3-8b": of_model,
-        "sharded": of_sharded,
-        "ranks": of_ranks,
-        "short-steps": of_step_time,
-        "step-time": of_step_time,
-    }
-
-
-def test_tensors_table_has_a_column_for_each_number(of_tensors):
-    assert tensors.table(of_tensors) == [
+def test_tensors_table_has_a_column_for_each_number():
+    assert tensors.table(OF_TENSORS) == [
         ["seconds, tensors", "10", "1,000"],
         ["ringstow, save", "2 (1 to 3)", "5"],
         ["dcp, save", "60", ""],
@@ -89,8 +66,8 @@ def test_tensors_table_has_a_column_for_each_number(of_tensors):
     ]
 
 
-def test_tensors_names_slow_failed_and_absent_peers(of_tensors):
-    assert tensors.missing(of_tensors) == [
+def test_tensors_names_slow_failed_and_absent_peers():
+    assert tensors.missing(OF_TENSORS) == [
         "torch_checkpointing: no network (10, 1,000 tensors)",
         "dcp: save took more than 90 s (1,000 tensors)",
         "ringstow-into: not measured",
@@ -99,45 +76,45 @@ def test_tensors_names_slow_failed_and_absent_peers(of_tensors):
     ]
 
 
-def test_sharded_table_and_what_it_lacks(of_sharded):
-    assert sharded.table(of_sharded)[1:] == [
+def test_sharded_table_and_what_it_lacks():
+    assert sharded.table(OF_SHARDED)[1:] == [
         ["save by 2 ranks", "DCP", "50"],
         ["", "ringstow's SavePlanner, first save", "6"],
         ["", "ringstow.distributed", "2"],
         ["load by one process of what 2 ranks saved", "DCP", "40"],
     ]
-    told = sharded.missing(of_sharded)
-    assert [line.partition(":")[0] for line in told] == list(sharded.groups(of_sharded))
+    told = sharded.missing(OF_SHARDED)
+    assert [line.partition(":")[0] for line in told] == list(sharded.groups(OF_SHARDED))
     assert told[-1].endswith(": ringstow's LoadPlanner; ringstow.distributed")
 
 
-def test_ranks_table_and_what_it_lacks(of_ranks):
-    table = ranks.table(of_ranks)
+def test_ranks_table_and_what_it_lacks():
+    table = ranks.table(OF_RANKS)
     assert table[0] == ["simulated ranks", "1", "16", "16,384"]
     assert table[2][1:] == ["0.2 (0.1 to 0.3)"] * 3
     assert table[-1] == ["bytes per chunk in memory, most while merging", *["67.2"] * 3]
-    assert ranks.missing(of_ranks) == ["256, 4,096 ranks: not measured"]
-    assert ranks.chunks(of_ranks) == "1,000,000"
+    assert ranks.missing(OF_RANKS) == ["256, 4,096 ranks: not measured"]
+    assert ranks.chunks(OF_RANKS) == "1,000,000"
 
 
-def test_step_time_table_and_what_it_lacks(of_step_time):
+def test_step_time_table_and_what_it_lacks():
     label = "ringstow.save_async"
-    assert step_time.table(of_step_time)[1:] == [[label, "0.1 (-0.2 to 0.3)", "1"]]
-    told = step_time.PLOT.missing(of_step_time)
+    assert step_time.table(OF_STEP_TIME)[1:] == [[label, "0.1 (-0.2 to 0.3)", "1"]]
+    told = step_time.PLOT.missing(OF_STEP_TIME)
     assert "torch_checkpointing, process: not installed: torch_checkpointing" in told
     assert "dcp.async_save, thread: not measured" in told
     assert "dcp.async_save with DefaultStager: not measured" in step_time.SHORT.missing(
-        of_step_time
+        OF_STEP_TIME
     )
 
 
-def test_model_table_has_the_fastest_first_and_what_it_lacks(of_model):
-    assert model.table(of_model) == [
+def test_model_table_has_the_fastest_first_and_what_it_lacks():
+    assert model.table(OF_MODEL) == [
         ["by", "durable save, GB/s", "cold load, GB/s"],
         ["ringstow", "2 (1 to 3)", "4"],
         ["torch.save", "0.5 (0.4 to 0.6)", ""],
     ]
-    assert model.missing(of_model)[0] == "fio, a file of this size: no fio here"
+    assert model.missing(OF_MODEL)[0] == "fio, a file of this size: no fio here"
 
 
 def test_numbers_have_three_significant_digits():
@@ -146,20 +123,13 @@ def test_numbers_have_three_significant_digits():
 
 
 @pytest.mark.parametrize("one", PLOTS, ids=lambda one: one.name)
-def test_drawing_names_each_row_and_repeats_byte_for_byte(one, samples):
-    image = plot.svg(one.draw(samples[one.name]))
+def test_drawing_names_each_row_and_repeats_byte_for_byte(one):
+    data, labels = SAMPLES[one.name]
+    image = plot.svg(one.draw(data))
     text = " ".join(ElementTree.fromstring(image).itertext())
-    labels = {
-        "tensors": ("ringstow", "dcp", "durable save, seconds"),
-        "llama3-8b": ("ringstow", "torch.save", "durable save, GB/s"),
-        "sharded": ("ringstow.distributed", "1,000 sharded tensors, save by 2 ranks, seconds"),
-        "ranks": ("16,384", "seconds, 1,000,000 chunks"),
-        "short-steps": ("ringstow.save_async", "seconds of training lost by a save of 1 GB"),
-        "step-time": ("ringstow.save_async", "seconds of training lost by a save of 1 GB"),
-    }
-    for label in labels[one.name]:
+    for label in labels:
         assert label in text
-    assert image == plot.svg(one.draw(samples[one.name]))
+    assert image == plot.svg(one.draw(data))
 
 
 def page_with_markers(*names):
@@ -168,16 +138,15 @@ def page_with_markers(*names):
 
 
 def run(at):
-    command = [sys.executable, str(ROOT / "tools" / "figures.py"), "--data", str(at)]
-    command += ["--page", str(at / "page.md")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return forked.script(
+        ROOT / "tools/figures.py", "--data", at, "--page", at / "page.md", check=True
+    )
 
 
-def test_page_has_plots_that_have_data_and_says_how_to_measure_others(at, samples):
+def test_page_has_plots_that_have_data_and_says_how_to_measure_others(at):
     (at / "page.md").write_text(page_with_markers(*(one.name for one in PLOTS)))
-    (at / "tensors.json").write_text(json.dumps(samples["tensors"]))
+    (at / "tensors.json").write_text(json.dumps(OF_TENSORS))
     done = run(at)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "not in the plot: safetensors: not measured" in done.stdout
     assert "because there is no ranks.json: python tools/bench_ranks.py" in done.stdout
     text = (at / "page.md").read_text()
@@ -192,7 +161,7 @@ def test_page_has_plots_that_have_data_and_says_how_to_measure_others(at, sample
     assert "- safetensors: not measured" in text
     assert text.count("Not measured yet: `python tools/") == len(PLOTS) - 1
     assert sorted(path.name for path in at.iterdir()) == ["page.md", "tensors.json", "tensors.svg"]
-    assert run(at).returncode == 0
+    run(at)
     assert (at / "page.md").read_text() == text
 
 

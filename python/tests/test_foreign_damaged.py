@@ -1,10 +1,7 @@
 """Other programs' checkpoints that are hostile, damaged or unfinished: nothing of them runs."""
 
-from __future__ import annotations
-
 import os
 import pathlib
-import pickle
 import shutil
 
 import forked
@@ -12,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from converted import Evil
+from converted import Evil, metadata_of
 from safetensors.torch import save_file
 from support import flip
 from torch.distributed.checkpoint.planner import WriteItemType
 
 import ringstow
 from ringstow.convert import convert
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 LEFT = pathlib.Path(__file__).parent / "left"
 
@@ -54,9 +49,14 @@ def refused(path, kind, match, *others):
         assert str(path) in str(caught.value)
 
 
+def refused_file(at, state, kind, match):
+    """Assert that a file of torch.save with this state is refused."""
+    torch.save(state, at / "x.pt")
+    refused(at / "x.pt", kind, match)
+
+
 def left(at, name):
-    shutil.copytree(LEFT / name, at / name)
-    return at / name
+    return shutil.copytree(LEFT / name, at / name)
 
 
 # Hostile
@@ -80,9 +80,8 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(at, how):
         state = evil if how == "object" else {"w": torch.ones(1)}
         dcp.save(state, checkpoint_id=path, no_dist=True)
         if how == "metadata":
-            metadata = pickle.loads((path / ".metadata").read_bytes())
-            metadata.planner_data = Evil(at / "mark")
-            (path / ".metadata").write_bytes(pickle.dumps(metadata))
+            with metadata_of(path) as metadata:
+                metadata.planner_data = Evil(at / "mark")
         if how == "lightning":
             torch.save(evil, path / "meta.pt")
     refused(path, ringstow.UnsupportedError, "allow_pickle=True", convert_it)
@@ -90,16 +89,8 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(at, how):
 
 
 def test_a_trusted_pickle_loads_when_allowed(at):
-    torch.save({"f": max}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, "allow_pickle")
+    refused_file(at, {"f": max}, ringstow.UnsupportedError, "allow_pickle")
     assert ringstow.load(at / "x.pt", allow_pickle=True) == {"f": max}
-
-
-def test_values_that_hold_themselves_are_refused(at):
-    state = {"w": torch.ones(1)}
-    state["self"] = state
-    torch.save(state, at / "x.pt")
-    refused(at / "x.pt", ringstow.FormatError, "^.*self contains itself")
 
 
 def test_names_that_lead_out_of_the_directory_are_refused(at):
@@ -228,8 +219,8 @@ def test_megatrons_other_backends_are_named(at):
 
 
 def test_sparse_and_quantized_tensors_are_named(at):
-    torch.save({"m": {"s": torch.eye(3).to_sparse()}}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, r"m\['s'\] is sparse")
+    sparse = {"m": {"s": torch.eye(3).to_sparse()}}
+    refused_file(at, sparse, ringstow.UnsupportedError, r"m\['s'\] is sparse")
 
 
 def test_damage_cannot_be_skipped(at):
@@ -270,8 +261,7 @@ def test_a_load_needs_no_second_copy(at, kind, what):
             torch.save(state, at / name)
         else:
             dcp.save(state, checkpoint_id=at / name, no_dist=True)
-    ran = forked.python(BOUNDED, at / "small", at / "big", what)
-    assert ran.returncode == 0, ran.stderr
+    ran = forked.python(BOUNDED, at / "small", at / "big", what, check=True)
     # Pages of a mapped file count, though the system takes them back when it needs memory.
     limit = 150 << 20 if (kind, what) == ("torch", "into") else 40 << 20
     assert int(ran.stdout) < limit
@@ -375,15 +365,14 @@ def _pointer(how):
 
 @pytest.mark.parametrize("how", ["scalar", "array"])
 def test_a_forged_dtype_of_numpy_is_refused_before_its_bytes_count_as_pointers(at, how):
-    torch.save({"w": torch.ones(1), "x": _pointer(how)}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, "dtype that is not plain")
+    forged = {"w": torch.ones(1), "x": _pointer(how)}
+    refused_file(at, forged, ringstow.UnsupportedError, "dtype that is not plain")
 
 
 def test_forged_flags_of_a_plain_dtype_are_refused(at):
     dtype = _Forged(np.dtype, ("f8", False, True), (3, "<", None, None, None, -1, -1, 0x1))
     one = _Forged(np._core.multiarray.scalar, (dtype, np.float64(2.5).tobytes()))
-    torch.save({"x": one}, at / "x.pt")
-    refused(at / "x.pt", ringstow.UnsupportedError, "dtype f8 that is not plain")
+    refused_file(at, {"x": one}, ringstow.UnsupportedError, "dtype f8 that is not plain")
 
 
 @pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
@@ -414,8 +403,7 @@ def test_arrays_of_numpy_1_and_2_load_with_their_order_and_layout(at, module):
 def test_an_array_with_fewer_bytes_than_its_shape_is_damage(at):
     made = (np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"))
     short = _Forged(*made, (1, (4,), np.dtype("f8"), False, b"A" * 8))
-    torch.save({"x": short}, at / "x.pt")
-    refused(at / "x.pt", ringstow.CorruptCheckpointError, "8 bytes are not")
+    refused_file(at, {"x": short}, ringstow.CorruptCheckpointError, "8 bytes are not")
 
 
 @pytest.mark.parametrize("how", ["scalar", "array"])

@@ -1,7 +1,5 @@
 """Values in files of torch.save that need care: as they were saved, or refused with their key."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,6 @@ from support import assert_same
 import ringstow
 from ringstow._foreign import _nested_states
 from ringstow.convert import convert
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 TARGETS = ("ringstow", "torch", "dcp", "hf")
 

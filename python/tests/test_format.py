@@ -7,8 +7,6 @@ purpose, run this file with Python, and explain in the commit why older readers 
 them.
 """
 
-from __future__ import annotations
-
 import collections
 import pathlib
 import re
@@ -30,8 +28,6 @@ import ringstow
 import ringstow.dcp
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
-
 STORED = pathlib.Path(__file__).parents[2] / "tests/format/v1-0.1.0/python"
 SMALL = ringstow.Config(block_bytes=4096, pool_bytes=8 * 4096)
 
@@ -47,7 +43,6 @@ def values():
 
 
 def arange(dtype, *shape):
-    """Return a tensor of small whole numbers."""
     return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
 
 
@@ -138,7 +133,6 @@ def settled(path):
 
 
 def files_in(path):
-    """Return every file of a directory by name."""
     return {file.name: settled(file) for file in sorted(path.iterdir())}
 
 

@@ -1,7 +1,7 @@
 """Loading torch tensors as numpy arrays, with and without torch."""
 
 import collections
-import json
+import sys
 
 import numpy as np
 import pytest
@@ -29,12 +29,9 @@ def path(tmp_path):
     return tmp_path / "c"
 
 
+SIX = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 EXPECTED = {
-    "model": collections.OrderedDict(
-        w=np.arange(6.0, dtype=np.float32).reshape(2, 3),
-        tied=np.arange(6.0, dtype=np.float32).reshape(2, 3),
-        flags=np.array([True, False]),
-    ),
+    "model": collections.OrderedDict(w=SIX, tied=SIX, flags=np.array([True, False])),
     "empty": np.empty((0, 3), np.float32),
     "scalar": np.array(7),
     "z": np.array([1 + 2j], np.complex64),
@@ -49,14 +46,10 @@ EXPECTED = {
 def test_torch_tensors_load_as_numpy_arrays(path):
     back = ringstow.load(path, framework="numpy")
     assert_same(back, EXPECTED)
-    assert back["model"]["w"].flags.writeable
     back["model"]["w"][0, 0] = 9
     assert back["model"]["tied"][0, 0] == 9
-
-
-def test_partial_load_returns_numpy_arrays(path):
-    back = ringstow.load(path, keys=["scalar"], framework="numpy")
-    assert_same(back, {"scalar": np.array(7)})
+    part = ringstow.load(path, keys=["scalar"], framework="numpy")
+    assert_same(part, {"scalar": np.array(7)})
 
 
 def test_unknown_framework_is_refused(path):
@@ -82,7 +75,7 @@ assert back["model"]["w"].tolist() == w.tolist() and back["size"] == (2, 3)
 try:
     ringstow.load(path)
 except ringstow.UnsupportedError as error:
-    assert 'framework="numpy"' in str(error), error
+    assert 'needs torch' in str(error) and 'framework="numpy"' in str(error), error
 else:
     raise AssertionError
 print("done")
@@ -121,7 +114,7 @@ def low(tmp_path):
 
 
 def test_low_precision_without_ml_dtypes_is_refused(low, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(ringstow.UnsupportedError, match="^bf is bfloat16.* install ml_dtypes"):
         ringstow.load(low, framework="numpy")
 
@@ -138,4 +131,4 @@ def test_low_precision_with_ml_dtypes_round_trips(low):
     assert all(into[name].tobytes() == array.tobytes() for name, array in back.items())
     wide = {name: np.zeros(4, np.float32) for name in LOW}
     ringstow.load_into(wide, low, cast=True)
-    assert json.dumps([a.tolist() for a in wide.values()]) == json.dumps([[1.0] * 4] * 3)
+    assert all(array.tolist() == [1.0] * 4 for array in wide.values())

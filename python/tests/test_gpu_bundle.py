@@ -1,20 +1,13 @@
 """tools/gpu_bundle.py: the folder holds all that its scripts import."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import gpu_bundle  # noqa: E402
+import gpu_bundle
+from support import python
 
 
 def test_the_scripts_run_from_the_folder_alone(tmp_path):
     gpu_bundle.put_scripts(tmp_path)
     modules = [Path(name).stem for name in gpu_bundle.SCRIPTS]
     program = f"import {', '.join(modules)}, comparing.worker"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    python(program, cwd=tmp_path, check=True)

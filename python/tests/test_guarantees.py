@@ -1,14 +1,9 @@
 """tools/guarantees.py flips one bit of a tensor, and finds pickles."""
 
 import pickle
-import sys
-from pathlib import Path
-
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import guarantees
+import torch
 
 
 def test_one_bit_of_a_tensor_flips(tmp_path):

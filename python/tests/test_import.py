@@ -2,39 +2,26 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support import ROOT, python
 
 import ringstow
 
-PAGE = Path(__file__).parents[2] / "docs/which-call.md"
+PAGE = ROOT / "docs/which-call.md"
 # Each takes at least milliseconds, torch seconds, and every data loader worker imports again.
 UNWANTED = (
-    "asyncio",
-    "concurrent.futures",
-    "ctypes",
-    "difflib",
-    "email",
-    "importlib.metadata",
-    "multiprocessing",
-    "numpy",
-    "pickle",
-    "ringstow.convert",
-    "ringstow.dcp",
-    "subprocess",
-    "tempfile",
-    "torch",
+    *("asyncio", "concurrent.futures", "ctypes", "difflib", "email", "importlib.metadata"),
+    *("multiprocessing", "numpy", "pickle", "ringstow.convert", "ringstow.dcp", "subprocess"),
+    *("tempfile", "torch"),
 )
 
 
 def _imported_by(statement):
-    """Return the modules that a statement loads in a new interpreter."""
     script = (
         f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(ran.stdout.split())
+    return set(python(script, check=True).stdout.split())
 
 
 def test_import_loads_no_slow_module():
@@ -83,7 +70,7 @@ def test_dcp_storage_names_the_torch_it_needs():
         "sys.modules['torch.distributed.tensor'] = types.ModuleType('an older one'); "
         "import ringstow.dcp"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    ran = python(script)
     assert ran.returncode == 1
     assert "ImportError: ringstow.dcp needs torch 2.6 or newer: " in ran.stderr
 

@@ -2,37 +2,29 @@
 
 import os
 import shutil
-import threading
 
 import pytest
-from tiered import before_copies, state_of
+from support import flip
+from tiered import hold, manager_of, refuse, save, state_of, steps_in
 
 import ringstow
 from ringstow._manager import _after_save, _rules
 
 
-def manager_of(tmp_path, *names, keep=None, keep_there=None, **there):
-    places = [tmp_path / name for name in names or ("shared",)]
-    tiers = ringstow.Tiers(places, keep=keep_there, **there)
-    return ringstow.CheckpointManager(tmp_path / "run", keep=keep, tiers=tiers)
-
-
 def here(tmp_path):
-    return [found.step for found in ringstow.steps(tmp_path / "run")]
+    return steps_in(tmp_path / "run")
 
 
-def there(tmp_path, name="shared"):
-    return [found.step for found in ringstow.steps(tmp_path / name)]
+def there(tmp_path, name="shared/run"):
+    return steps_in(tmp_path / name)
 
 
-def save(manager, *steps, loss=float):
-    for step in steps:
-        manager.save(step, state_of(step), metrics={"loss": loss(step)})
-        assert manager.wait_promoted(60)
+def best(**rules):
+    return ringstow.Retention(best=("loss", "min", 1), **rules)
 
 
 def test_all_steps_are_on_the_tiers_and_the_newest_here(tmp_path):
-    with manager_of(tmp_path, "shared", "far", keep_here=2) as manager:
+    with manager_of(tmp_path, "shared/run", "far", keep_here=2) as manager:
         save(manager, 1, 2, 3, 4)
         assert here(tmp_path) == [3, 4]
         assert manager.restore(1).state["step"] == 1
@@ -42,45 +34,32 @@ def test_all_steps_are_on_the_tiers_and_the_newest_here(tmp_path):
 def test_no_step_is_passed_over_where_no_rule_removes_it(tmp_path, monkeypatch):
     """The tier is away while three steps are saved."""
     is_away = [True]
-
-    def away(path, to):
-        if is_away[0]:
-            raise ConnectionRefusedError(to)
-
-    before_copies(monkeypatch, away)
+    refuse(monkeypatch, lambda *_: is_away)
     with manager_of(tmp_path, keep_here=1) as manager:
         for step in (1, 2, 3):
             manager.save(step, state_of(step))
             assert not manager.wait_promoted(60)
         assert here(tmp_path) == [1, 2, 3]
-        is_away[0] = False
-    assert there(tmp_path) == [1, 2, 3]
-    assert here(tmp_path) == [3]
+        is_away.clear()
+    assert (here(tmp_path), there(tmp_path)) == ([3], [1, 2, 3])
 
 
 def test_what_every_rule_keeps_leaves_too_and_best_is_found_on_the_tier(tmp_path):
-    rules = {"keep": ringstow.Retention(last=2, every=10, best=("loss", "min", 1))}
-    with manager_of(tmp_path, keep_here=1, keep_there=2, **rules) as manager:
+    rules = best(last=2, every=10)
+    with manager_of(tmp_path, keep_here=1, keep_there=2, keep=rules) as manager:
         save(manager, 10, 20, 25, 26, 27, loss=lambda step: abs(step - 25))
-        best = manager.best()
-        assert (best.step, os.path.dirname(best.path)) == (25, str(tmp_path / "shared"))
-        assert manager.restore(best.step).state["step"] == 25
-    assert here(tmp_path) == [27]
-    assert there(tmp_path) == [10, 20, 25, 26, 27]
+        found = manager.best()
+        assert (found.step, os.path.dirname(found.path)) == (25, str(tmp_path / "shared/run"))
+        assert manager.restore(found.step).state["step"] == 25
+    assert (here(tmp_path), there(tmp_path)) == ([27], [10, 20, 25, 26, 27])
 
 
 def test_step_that_one_tier_lacks_stays(tmp_path, monkeypatch):
-    def refused(path, to):
-        if to.endswith("far/step-00000001"):
-            raise PermissionError(to)
-
-    before_copies(monkeypatch, refused)
-    with manager_of(tmp_path, "shared", "far", keep_here=1) as manager:
-        manager.save(1, state_of(1))
-        assert not manager.wait_promoted(60)
-        for step in (2, 3):
+    refuse(monkeypatch, lambda _, to: to.endswith("far/step-00000001"), PermissionError)
+    with manager_of(tmp_path, "shared/run", "far", keep_here=1) as manager:
+        for step in (1, 2, 3):  # with each, step 1 is tried again, too
             manager.save(step, state_of(step))
-            assert not manager.wait_promoted(60)  # step 1 is tried again, too
+            assert not manager.wait_promoted(60)
     assert here(tmp_path) == [1, 3]
 
 
@@ -91,39 +70,29 @@ def test_step_that_is_saved_again_leaves_as_the_save_that_was_copied(tmp_path):
         assert manager.wait_promoted(60)
         save(manager, 3)
     assert here(tmp_path) == [3]
-    assert ringstow.load(tmp_path / "shared/step-00000001")["step"] == 100
+    assert ringstow.load(tmp_path / "shared/run/step-00000001")["step"] == 100
 
 
 def test_next_process_finds_out_what_the_tiers_have(tmp_path):
     with manager_of(tmp_path) as manager:  # it keeps all here
         save(manager, 1, 2, 3)
-    ringstow.remove(tmp_path / "shared/step-00000002")
+    ringstow.remove(tmp_path / "shared/run/step-00000002")
     with manager_of(tmp_path, keep_here=1) as manager:
         assert manager.restore().step == 3
         save(manager, 4)
-    assert here(tmp_path) == [4]
-    assert there(tmp_path) == [1, 2, 3, 4]
+    assert (here(tmp_path), there(tmp_path)) == ([4], [1, 2, 3, 4])
 
 
-def test_step_that_a_link_leads_to_stays(tmp_path):
+@pytest.mark.parametrize("to", ["a step", "a file of it"])
+def test_step_that_a_link_leads_to_stays(tmp_path, to):
     with manager_of(tmp_path, keep_here=1) as manager:
         save(manager, 1)
-        (tmp_path / "run" / "good").symlink_to("step-00000001")
+        step = tmp_path / "run/step-00000001"
+        (tmp_path / "run/good").symlink_to(
+            step.name if to == "a step" else next(step.glob("*.safetensors"))
+        )
         save(manager, 2, 3)
     assert here(tmp_path) == [1, 3]
-
-
-def test_link_to_a_file_in_a_step_keeps_the_step(tmp_path):
-    with manager_of(tmp_path, keep_here=1) as manager:
-        save(manager, 1)
-        [shard] = (tmp_path / "run/step-00000001").glob("*.safetensors")
-        (tmp_path / "run" / "best.safetensors").symlink_to(shard)
-        save(manager, 2, 3)
-    assert here(tmp_path) == [1, 3]
-
-
-def lose_step(shared):
-    ringstow.remove(shared / "step-00000001")
 
 
 def lose_disk(shared):
@@ -131,22 +100,23 @@ def lose_disk(shared):
     shared.mkdir()
 
 
-def lose_file(shared):
-    [shard] = (shared / "step-00000001").glob("*.safetensors")
-    shard.unlink()
+LOSSES = {
+    "step": lambda shared: ringstow.remove(shared / "step-00000001"),
+    "disk": lose_disk,
+    "file": lambda shared: next((shared / "step-00000001").glob("*.safetensors")).unlink(),
+}
 
 
-@pytest.mark.parametrize("lose", [lose_step, lose_disk, lose_file])
-def test_step_that_a_tier_has_lost_stays_and_is_copied_again(tmp_path, caplog, lose):
+@pytest.mark.parametrize("lost", LOSSES)
+def test_step_that_a_tier_has_lost_stays_and_is_copied_again(tmp_path, caplog, lost):
     with manager_of(tmp_path, keep_here=1) as manager:
         save(manager, 1)
-        lose(tmp_path / "shared")
+        LOSSES[lost](tmp_path / "shared/run")
         save(manager, 2)
         assert here(tmp_path) == there(tmp_path) == [1, 2]
-        assert f"{tmp_path}/run/step-00000001 stays: {tmp_path}/shared/step-" in caplog.text
+        assert f"{tmp_path}/run/step-00000001 stays: {tmp_path}/shared/run/step-" in caplog.text
         save(manager, 3)
-    assert here(tmp_path) == [3]
-    assert there(tmp_path) == [1, 2, 3]
+    assert (here(tmp_path), there(tmp_path)) == ([3], [1, 2, 3])
 
 
 def test_step_stays_while_a_tier_does_not_answer(tmp_path, monkeypatch, caplog):
@@ -174,14 +144,13 @@ def test_step_stays_while_a_tier_does_not_answer(tmp_path, monkeypatch, caplog):
 def test_settings_that_leave_a_step_nowhere_are_refused(tmp_path, settings, names):
     with pytest.raises(ringstow.InvalidStateError, match=names):
         manager_of(tmp_path, **settings)
-    manager_of(tmp_path, **{**settings, "keep_there": 9}).close()
-    manager_of(tmp_path, **{**settings, "keep_there": None}).close()
+    for enough in (9, None):
+        manager_of(tmp_path, **{**settings, "keep_there": enough}).close()
 
 
 def test_step_that_a_rule_removes_before_its_copy_is_no_failure(tmp_path, caplog):
     """The tier is slower than the saves, and `keep` removes steps that wait for their copy."""
-    rules = {"keep": 2, "keep_here": 1, "rate": 20_000}
-    with manager_of(tmp_path, **rules) as manager:
+    with manager_of(tmp_path, keep=2, keep_here=1, rate=20_000) as manager:
         for step in range(1, 9):
             manager.save(step, state_of(step))
         assert manager.wait_promoted(60)
@@ -196,36 +165,28 @@ def test_damaged_step_here_stays_until_it_is_copied(tmp_path):
         save(manager, 1)
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(2, state_of(2))
-    [shard] = (tmp_path / "run/step-00000002").glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[-5] ^= 1
-    shard.write_bytes(content)
+    flip(next((tmp_path / "run/step-00000002").glob("*.safetensors")), -5)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.restore(1)
-        manager.save(3, state_of(3))
-        manager.save(4, state_of(4))
+        for step in (3, 4):
+            manager.save(step, state_of(step))
         manager.wait_promoted(60)
     assert 2 in here(tmp_path)
     assert 2 not in there(tmp_path)
 
 
 def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypatch, caplog):
-    may_send = threading.Event()
-
-    def held(path, to):
-        assert may_send.wait(60)
+    waited = []
 
     def free(directory):  # room for two steps
         return 0 if len(here(tmp_path)) >= 2 else 1 << 40
 
-    waited = []
-
     def wait():
-        may_send.set()
+        may_go.set()
         waited.append(here(tmp_path))
         return copies_wait()
 
-    before_copies(monkeypatch, held)
+    _, may_go = hold(monkeypatch)
     monkeypatch.setattr(_after_save, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         copies_wait = manager._copier.wait
@@ -242,33 +203,23 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
 
 def test_best_and_latest_are_found_on_the_tiers_by_any_manager(tmp_path):
     """A new node, or a program that evaluates: nothing is in its own directory."""
-    with manager_of(
-        tmp_path, keep_here=1, keep=ringstow.Retention(best=("loss", "min", 1))
-    ) as manager:
+    with manager_of(tmp_path, keep_here=1, keep=best()) as manager:
         save(manager, 1, 2, 3, loss=lambda step: abs(step - 2))
     for root in ("run", "new"):
-        with ringstow.CheckpointManager(tmp_path / root, tiers=[tmp_path / "shared"]) as manager:
-            assert manager.best("loss", "min").step == 2
-            assert manager.latest().step == 3
-    with ringstow.CheckpointManager(tmp_path / "run") as manager:
-        [shard] = (tmp_path / "run/step-00000003").glob("*.safetensors")
-        shard.unlink()
+        tiers = [tmp_path / "shared/run"]
+        with ringstow.CheckpointManager(tmp_path / root, tiers=tiers) as manager:
+            assert (manager.best("loss", "min").step, manager.latest().step) == (2, 3)
+    next((tmp_path / "run/step-00000003").glob("*.safetensors")).unlink()
     with manager_of(tmp_path) as manager:
-        assert manager.latest().path == str(tmp_path / "shared/step-00000003")
+        assert manager.latest().path == str(tmp_path / "shared/run/step-00000003")
 
 
 def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkeypatch):
-    may_send = threading.Event()
-
-    def held(path, to):
-        assert may_send.wait(60)
-
-    before_copies(monkeypatch, held)
-    rules = {"keep": ringstow.Retention(last=1, best=("loss", "min", 1))}
-    with manager_of(tmp_path, keep_here=1, **rules) as manager:
+    _, may_go = hold(monkeypatch)
+    with manager_of(tmp_path, keep_here=1, keep=best(last=1)) as manager:
         for step, loss in ((1, 5), (2, 1), (3, 4), (4, 3)):  # 1 is sent, 2 and 3 are overtaken
             manager.save(step, state_of(step), metrics={"loss": loss})
-        may_send.set()
+        may_go.set()
         assert manager.wait_promoted(60)
         save(manager, 5)
     assert here(tmp_path) == [5]
@@ -278,51 +229,40 @@ def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkey
 def test_step_that_was_removed_before_its_turn_is_no_failure(tmp_path, monkeypatch):
     with manager_of(tmp_path) as manager:
         save(manager, 1, 2)
-    ringstow.remove(tmp_path / "shared/step-00000001")
-    tried = []
+    ringstow.remove(tmp_path / "shared/run/step-00000001")
 
-    def removed_first(path, to):
-        if path.endswith("1") and not tried:
-            tried.append(path)
+    def removes(path, _):
+        if path.endswith("1") and os.path.exists(path):
             ringstow.remove(path)
 
-    before_copies(monkeypatch, removed_first)
+    tried = refuse(monkeypatch, removes)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.restore()
         assert manager.wait_promoted(60)
         assert manager.promotion_error is None
-    assert tried
+    assert [to for to in tried if to.endswith("1")]
+    assert here(tmp_path) == [2]
 
 
 def test_steps_are_slimmed_once_their_copies_are_whole(tmp_path, monkeypatch):
-    may_send = threading.Event()
+    def state(step):
+        return {"model": state_of(step), "optimizer": state_of(step)}
 
-    def held(path, to):
-        assert may_send.wait(60)
-
-    before_copies(monkeypatch, held)
+    _, may_go = hold(monkeypatch)
     with manager_of(tmp_path, keep_here=3, keep=ringstow.Retention(slim_after=1)) as manager:
         for step in (1, 2, 3):
-            manager.save(step, {"model": state_of(step), "optimizer": state_of(step)})
-        may_send.set()
+            manager.save(step, state(step))
+        may_go.set()
         assert manager.wait_promoted(60)
-        save_slim(manager, 4)
-        save_slim(manager, 5)
-    assert [found.dropped for found in ringstow.steps(tmp_path / "run")] == [
-        ("optimizer",),
-        ("optimizer",),
-        (),
-    ]
-    assert here(tmp_path) == [3, 4, 5]
-    for step in there(tmp_path):
-        assert "optimizer" in ringstow.load(tmp_path / f"shared/step-{step:08}")
+        for step in (4, 5):
+            manager.save(step, state(step))
+            assert manager.wait_promoted(60)
+            assert manager.promotion_error is None
+    found = {step.step: step.dropped for step in ringstow.steps(tmp_path / "run")}
+    assert found == {3: ("optimizer",), 4: ("optimizer",), 5: ()}
     assert there(tmp_path) == [1, 2, 3, 4, 5]
-
-
-def save_slim(manager, step):
-    manager.save(step, {"model": state_of(step), "optimizer": state_of(step)})
-    assert manager.wait_promoted(60)
-    assert manager.promotion_error is None
+    for step in there(tmp_path):
+        assert "optimizer" in ringstow.load(tmp_path / f"shared/run/step-{step:08}")
 
 
 def test_slimmed_step_has_its_whole_copy(tmp_path):
@@ -340,10 +280,8 @@ def test_slimmed_step_has_its_whole_copy(tmp_path):
 def test_damaged_step_that_a_restore_passes_over_fails_no_wait(tmp_path):
     with manager_of(tmp_path) as manager:
         save(manager, 1, 2)
-    for place in ("run", "shared"):
-        [shard] = (tmp_path / place / "step-00000002").glob("*.safetensors")
-        shard.write_bytes(bytes(shard.stat().st_size))
-    ringstow.remove(tmp_path / "shared/step-00000002")
+    flip(next((tmp_path / "run/step-00000002").glob("*.safetensors")), -5)
+    ringstow.remove(tmp_path / "shared/run/step-00000002")
     with manager_of(tmp_path, keep_here=1) as manager:
         assert manager.restore(on_corrupt="previous").step == 1
         assert manager.wait_promoted(60)
@@ -362,19 +300,18 @@ def test_last_saves_stay_after_the_run_went_back(tmp_path):
 def test_step_whose_copy_was_refused_is_copied_after_later_saves(tmp_path, monkeypatch):
     refusals = []
 
-    def refused(path, to):
+    def thrice(path, _):
         if path.endswith("1") and len(refusals) < 3:
             refusals.append(path)
-            raise ringstow.InvalidStateError("not now")
+            return True
 
-    before_copies(monkeypatch, refused)
+    refuse(monkeypatch, thrice, ringstow.InvalidStateError)
     with manager_of(tmp_path, keep_here=1) as manager:
         for step in range(1, 6):
             manager.save(step, state_of(step))
             manager.wait_promoted(60)
     assert len(refusals) == 3
-    assert there(tmp_path) == [1, 2, 3, 4, 5]
-    assert here(tmp_path) == [5]
+    assert (here(tmp_path), there(tmp_path)) == ([5], [1, 2, 3, 4, 5])
 
 
 def test_program_that_restored_nothing_asks_the_tiers_when_there_is_no_room(tmp_path, monkeypatch):
@@ -397,17 +334,13 @@ def test_new_step_is_copied_before_those_that_were_found(tmp_path, monkeypatch):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         for step in range(1, 6):
             manager.save(step, state_of(step))
-    sent, may_send = [], threading.Event()
-
-    def held(path, to):
-        assert may_send.wait(60)
-        sent.append(int(path[-2:]))
-
-    before_copies(monkeypatch, held)
+    _, may_go = hold(monkeypatch)
+    sent = refuse(monkeypatch, lambda *_: False)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.restore()
         manager.save(6, state_of(6))
-        may_send.set()
+        may_go.set()
         assert manager.wait_promoted(60)
-    assert sorted(sent) == there(tmp_path) == [1, 2, 3, 4, 5, 6]
-    assert sent.index(6) <= 1  # the first one was on its way
+    order = [int(to[-2:]) for to in sent]
+    assert sorted(order) == there(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert order.index(6) <= 1  # the first one was on its way

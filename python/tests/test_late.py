@@ -1,7 +1,5 @@
 """Loads wait, for a bounded time, for what another host has saved; on a local disk they do not."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -47,40 +45,28 @@ def hide_shard(path):
     return lambda: hidden.rename(shard)
 
 
-def load(path):
-    assert torch.equal(ringstow.load(path)["a"], STATE["a"])
-
-
-def load_into(path):
-    state = {"a": torch.zeros(10)}
-    ringstow.load_into(state, path)
-    assert torch.equal(state["a"], STATE["a"])
-
-
-@pytest.mark.parametrize("way", [load, load_into])
+@pytest.mark.parametrize("way", ["load", "load_into"])
 def test_load_waits_for_files_that_the_manifest_names(path, monkeypatch, caplog, way):
     clock = Clock(monkeypatch, nothing, nothing, hide_shard(path))
-    way(path)
+    state = {"a": torch.zeros(10)}
+    if way == "load":
+        state = ringstow.load(path)
+    else:
+        ringstow.load_into(state, path)
+    assert torch.equal(state["a"], STATE["a"])
     assert clock.now == 3
     (record,) = caplog.records
     assert "waiting up to 90 s" in record.message
     assert str(path) in record.message
 
 
-def test_load_gives_up_after_a_bounded_time(path, monkeypatch):
-    clock = Clock(monkeypatch)
+@pytest.mark.parametrize(("shared", "waits_s"), [("nfs4", _shared_fs_lag.SEEN_S), (None, 0)])
+def test_load_gives_up_in_time_and_on_a_local_disk_at_once(path, monkeypatch, shared, waits_s):
+    clock = Clock(monkeypatch, shared=shared)
     hide_shard(path)
     with pytest.raises(ringstow.MissingFilesError):
         ringstow.load(path)
-    assert clock.now == _shared_fs_lag.SEEN_S
-
-
-def test_load_on_a_local_disk_does_not_wait(path, monkeypatch):
-    clock = Clock(monkeypatch, shared=None)
-    hide_shard(path)
-    with pytest.raises(ringstow.MissingFilesError):
-        ringstow.load(path)
-    assert clock.now == 0
+    assert clock.now == waits_s
 
 
 def test_load_of_what_is_not_there_does_not_wait(tmp_path, monkeypatch):

@@ -4,8 +4,6 @@
 ``make torture-leaks`` is the long form.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pathlib
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support import assert_same, flip
 
 import ringstow
 import ringstow.dcp
@@ -43,12 +42,10 @@ class Unreadable:
 
     @property
     def __array_interface__(self):
-        """Raise."""
         raise RuntimeError("a tensor of the caller that fails")
 
 
 def state(step):
-    """Return a state that identifies its step."""
     return {
         "model": {f"w{i}": torch.full((ELEMENTS,), float(step + i)) for i in range(2)},
         "noise": np.full(ELEMENTS, step, dtype=np.int32),
@@ -56,26 +53,16 @@ def state(step):
     }
 
 
-def check(found, step):
-    """Assert that a loaded state is the step's."""
-    assert found["step"] == step
-    assert (found["noise"] == step).all()
-    for i in range(2):
-        assert torch.equal(found["model"][f"w{i}"], torch.full((ELEMENTS,), float(step + i)))
-
-
 def save(path, step, config):
-    """Save and load."""
     ringstow.save(state(step), path / "saved", config=config)
-    check(ringstow.load(path / "saved", config=config), step)
+    assert_same(ringstow.load(path / "saved", config=config), state(step))
 
 
 def save_in_background(path, step, config):
-    """Save in the background; then fill tensors that are there."""
     ringstow.save_async(state(step), path / "saved", config=config).result()
     into = state(-1)
     ringstow.load_into(into, path / "saved", config=config)
-    check(into, step)
+    assert_same(into, state(step))
 
 
 def drop_handle(path, step, config):
@@ -93,17 +80,15 @@ def change_meanwhile(path, step, config):
         handle.result()
     except ringstow.TornSaveError:
         return
-    check(ringstow.load(path / "torn", config=config), step)
+    assert_same(ringstow.load(path / "torn", config=config), state(step))
 
 
 def refused_state(path, step, config):
-    """Refuse a state."""
     with pytest.raises((ringstow.InvalidStateError, RuntimeError)):
         ringstow.save({**state(step), "odd": Unreadable()}, path / "refused", config=config)
 
 
 def refused_path(path, step, config):
-    """Refuse a path below a file."""
     (path / "file").write_text("no directory")
     for call in (ringstow.save, lambda *args, **kw: ringstow.save_async(*args, **kw).result()):
         with pytest.raises(OSError, match="file"):
@@ -113,12 +98,7 @@ def refused_path(path, step, config):
 def damaged(path, step, config):
     """Load what is damaged, with and without ``on_corrupt="skip"``."""
     save(path, step, config)
-    shard = next((path / "saved").glob("*.safetensors"))
-    with shard.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
+    flip(next((path / "saved").glob("*.safetensors")), -1)
     with pytest.raises(ringstow.CorruptCheckpointError):
         ringstow.load(path / "saved", config=config)
     with pytest.warns(ringstow.CorruptCheckpointWarning):
@@ -134,7 +114,6 @@ def opened(path, step, config):
 
 
 def checkpointed(path, step, config):
-    """Save and load under DCP."""
     writer = ringstow.dcp.StorageWriter(path / "dcp", config=config)
     dcp.save({"w": state(step)["model"]["w0"]}, storage_writer=writer, no_dist=True)
     into = {"w": torch.zeros(ELEMENTS)}
@@ -143,23 +122,14 @@ def checkpointed(path, step, config):
 
 
 def converted(path, step, config):
-    """Convert to a file of torch's, and back."""
     save(path, step, config)
     convert(path / "saved", path / "model.pt", target="torch", overwrite=True)
-    check(torch.load(path / "model.pt", weights_only=False), step)
+    assert_same(torch.load(path / "model.pt", weights_only=False), state(step))
 
 
 DEEDS = [
-    save,
-    save_in_background,
-    drop_handle,
-    change_meanwhile,
-    refused_state,
-    refused_path,
-    damaged,
-    opened,
-    checkpointed,
-    converted,
+    *(save, save_in_background, drop_handle, change_meanwhile, refused_state, refused_path),
+    *(damaged, opened, checkpointed, converted),
 ]
 
 
@@ -170,7 +140,6 @@ def threads():
 
 
 def usage():
-    """Return what the process takes of the system."""
     gc.collect()
     status = pathlib.Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
 PAGES += ROOT.glob("tools/*.md")
 SOURCES = ("src", "python/ringstow", "python/tests", "tools", "tests", "benches", "examples")
@@ -27,7 +27,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Return the broken links of a page."""
     wrong = []
     for link in LINK.findall(CODE.sub("", page.read_text())):
         if "://" in link:

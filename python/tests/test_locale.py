@@ -1,13 +1,10 @@
 """The program in a locale that is not UTF-8, as in a minimal container: names and output work."""
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from support import python
 
 import ringstow
 
@@ -35,9 +32,7 @@ def program(*commands, cwd, **env):
     """Run commands of the program in a new interpreter; return each one's code and output."""
     words = [word for command in commands for word in (*command, "then")]
     env = {**os.environ, **ASCII, "PYTHONWARNINGS": "ignore", **env}
-    command = [sys.executable, "-c", PROGRAM, *words]
-    ran = subprocess.run(command, cwd=cwd, env=env, capture_output=True, encoding="utf-8")
-    assert ran.returncode == 0, ran.stderr
+    ran = python(PROGRAM, *words, cwd=cwd, env=env, encoding="utf-8", check=True)
     said = [text.split("\0")[:-1] for text in (ran.stdout, ran.stderr)]
     return [(int(out[-1]), out[:-1], err[:-1]) for out, err in zip(*said, strict=True)]
 

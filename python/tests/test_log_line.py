@@ -1,16 +1,13 @@
-"""Each save and load logs one line at level INFO, with the report's figures."""
-
-from __future__ import annotations
+"""Each save and load logs one line with its figures, and a slow handler delays no other thread."""
 
 import json
 import logging
 import re
-import threading
 
 import fake_native
 import numpy as np
 import pytest
-from support import python
+from support import python, wait_for_saves
 
 import ringstow
 from ringstow import LoadReport, SaveReport
@@ -25,9 +22,7 @@ def lines(caplog):
     caplog.set_level(logging.INFO, logger="ringstow")
 
     def logged():
-        for thread in threading.enumerate():
-            if thread.name == "ringstow-save":
-                thread.join()
+        wait_for_saves()
         return [
             one.getMessage()
             for one in caplog.records
@@ -37,15 +32,11 @@ def lines(caplog):
     return logged
 
 
-def test_save_logs_its_report(lines, at):
+def test_saves_log_their_reports(lines, at):
     report = ringstow.save(STATE, at / "c")
-    assert lines() == [_formatting.of_save(report)]
     assert report.blocked_seconds >= report.seconds.total
-
-
-def test_background_save_logs_its_report(lines, at):
-    report = ringstow.save_async(STATE, at / "c").result()
-    assert lines() == [_formatting.of_save(report)]
+    background = ringstow.save_async(STATE, at / "c").result()
+    assert lines() == [_formatting.of_save(report), _formatting.of_save(background)]
 
 
 def test_loads_log_their_reports(lines, at):
@@ -158,7 +149,50 @@ logging.getLogger("ringstow").setLevel(logging.INFO)
 ringstow.save({"a": 1}, sys.argv[1])
 print(ringstow.load(sys.argv[1]))
 """
-    done = python(code, at / "c")
-    assert done.returncode == 0, done.stderr
+    done = python(code, at / "c", check=True)
     assert done.stdout == "{'a': 1}\n"
     assert done.stderr.count("RuntimeError: no log") == 2
+
+
+def test_log_handler_that_waits_for_a_thread_while_pools_are_replaced_gets_it(tmp_path):
+    """Regression: the GIL was held while a replaced pool's threads ended, and these could log."""
+    code = """
+import logging, sys, threading
+import numpy as np
+import ringstow
+
+asked, answered = threading.Event(), threading.Event()
+
+def answer():
+    while True:
+        asked.wait()
+        asked.clear()
+        answered.set()
+
+class Slow(logging.Handler):
+    records = 0
+
+    def emit(self, record):
+        answered.clear()
+        asked.set()
+        assert answered.wait(60), "no other thread runs"
+        Slow.records += 1
+
+threading.Thread(target=answer, daemon=True).start()
+logging.getLogger("ringstow").addHandler(Slow())
+state = {"a": np.ones(1 << 16)}
+for size in (8, 9, 10, 11):
+    handles = []
+    for path, extra in (("one", 0), ("other", 16)):
+        # Each save and load warns that it cannot write its trace.
+        trace = sys.argv[1] + "/none/trace"
+        config = ringstow.Config(pool_bytes=(size + extra) << 20, trace=trace)
+        handles.append(ringstow.save_async(state, f"{sys.argv[1]}/{path}", config=config))
+    for handle in handles:
+        handle.result()
+    ringstow.load(f"{sys.argv[1]}/one", config=config)
+assert Slow.records >= 12, Slow.records
+"""
+    done = python(code, tmp_path)  # fails if it hangs
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

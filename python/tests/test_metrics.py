@@ -19,11 +19,8 @@ def test_metrics_come_back_from_steps_and_info(tmp_path):
     handle = ringstow.save_async({}, tmp_path / "step-2", step=2, metrics={"loss": 0.5})
     handle.result()
     save(tmp_path, 3, None)
-    assert [found.metrics for found in ringstow.steps(tmp_path)] == [
-        {"loss": 0.25, "épreuve": -3.0},
-        {"loss": 0.5},
-        {},
-    ]
+    found = [step.metrics for step in ringstow.steps(tmp_path)]
+    assert found == [{"loss": 0.25, "épreuve": -3.0}, {"loss": 0.5}, {}]
     with ringstow.open(tmp_path / "step-1") as checkpoint:
         assert checkpoint.info.metrics == {"loss": 0.25, "épreuve": -3.0}
         assert type(checkpoint.info.metrics["épreuve"]) is float

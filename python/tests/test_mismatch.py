@@ -3,12 +3,9 @@
 Where it names an argument, the same load with that argument fits.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import itertools
-import logging
 import random
 import re
 import time
@@ -16,7 +13,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from support import assert_same
+from support import assert_same, logged
 
 import ringstow
 from ringstow._state.tree._mismatch import LOAD_INTO, Mismatch
@@ -52,6 +49,14 @@ def advised(text):
     return {name: eval(value) for name, value in found}
 
 
+def filled(into, path, *arguments):
+    """Load as the error advises, which names these arguments; return the error's text."""
+    text = mismatch(into, path)
+    assert list(advised(text)) == list(arguments)
+    ringstow.load_into(into, path, **advised(text))
+    return text
+
+
 # Names that differ by a prefix or a step.
 
 PLAIN = {"layers.0.q.weight": torch.ones(2, 2), "layers.1.q.weight": torch.ones(2, 2) * 2}
@@ -70,36 +75,25 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
+@pytest.mark.parametrize("who", WRAPPED)
 @pytest.mark.parametrize("side", ["here", "there"])
-def test_steps_that_one_side_has_are_named_with_the_rename_that_fits(tmp_path, wrap, side):
-    wrapped = {wrap(name): value for name, value in PLAIN.items()}
+def test_steps_that_one_side_has_are_named_with_the_rename_that_fits(tmp_path, who, side):
+    wrapped = {WRAPPED[who](name): value for name, value in PLAIN.items()}
     there, here = (PLAIN, wrapped) if side == "here" else (wrapped, PLAIN)
     path = saved({"model": there, "step": 3}, tmp_path / "c")
     into = {"model": zeros(here), "step": 0}
-    text = mismatch(into, path)
+    text = filled(into, path, "rename")
     assert "strict=False" not in text
-    assert list(advised(text)) == ["rename"]
-    ringstow.load_into(into, path, **advised(text))
     assert_same(into, {"model": here, "step": 3})
-
-
-def test_the_error_names_what_adds_a_prefix(tmp_path):
-    for number, (prefix, who) in enumerate(
-        {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}.items()
-    ):
-        path = saved({"model": with_prefix(prefix, PLAIN)}, tmp_path / str(number))
-        text = mismatch({"model": zeros(PLAIN)}, path)
-        assert f"the prefix '{prefix}' ({who}" in text
+    if who in ("DistributedDataParallel", "torch.compile"):
+        assert f"the prefix '{WRAPPED[who]('')}' ({who}" in text
 
 
 @pytest.mark.parametrize("names", [PLAIN, with_prefix("module.", PLAIN)], ids=["plain", "ddp"])
 def test_a_part_of_the_checkpoint_is_named_with_the_prefix_that_loads_it(tmp_path, names):
     path = saved({"model": names, "optimizer": {"lr": 0.1}, "step": 3}, tmp_path / "c")
     into = zeros(PLAIN)
-    text = mismatch(into, path)
-    assert list(advised(text)) == ["prefix"]
-    ringstow.load_into(into, path, **advised(text))
+    filled(into, path, "prefix")
     assert_same(into, PLAIN)
 
 
@@ -147,9 +141,7 @@ def test_prefix_takes_the_part_for_the_whole(tmp_path):
 def test_prefix_and_rename_read_what_other_programs_left(tmp_path):
     torch.save({"state_dict": with_prefix("net.", PLAIN), "epoch": 3}, tmp_path / "old.ckpt")
     into = zeros(PLAIN)
-    text = mismatch(into, tmp_path / "old.ckpt")
-    assert list(advised(text)) == ["prefix"]
-    ringstow.load_into(into, tmp_path / "old.ckpt", **advised(text))
+    filled(into, tmp_path / "old.ckpt", "prefix")
     assert_same(into, PLAIN)
     into = zeros(PLAIN)
     ringstow.load_into(into, tmp_path / "old.ckpt", prefix="state_dict", rename={"net": ""})
@@ -242,21 +234,18 @@ def test_rename_that_is_none_is_refused(tmp_path, rename):
 
 
 def test_text_keys_and_number_keys_are_shown_as_python_has_them(tmp_path):
-    text, number = {"0": torch.ones(2)}, {0: torch.ones(2)}
-    shown = mismatch({"layers": number}, saved({"layers": text}, tmp_path / "text"))
-    assert "not in the checkpoint (1): layers[0]; only in the checkpoint (1): layers['0']" in shown
-    assert "str(key)" in shown
-    shown = mismatch({"layers": text}, saved({"layers": number}, tmp_path / "number"))
-    assert "not in the checkpoint (1): layers['0']; only in the checkpoint (1): layers[0]" in shown
-    assert "int(key)" in shown
+    for there, here, remedy in (("0", 0, "str(key)"), (0, "0", "int(key)")):
+        path = saved({"layers": {there: torch.ones(2)}}, tmp_path / remedy)
+        shown = mismatch({"layers": {here: torch.ones(2)}}, path)
+        assert f"not in the checkpoint (1): layers[{here!r}]; only in the" in shown
+        assert f"only in the checkpoint (1): layers[{there!r}]" in shown
+        assert remedy in shown
 
 
 def test_keys_with_dots_and_nested_dicts_are_told_apart(tmp_path):
     path = saved({"a": {"b": torch.ones(2)}}, tmp_path / "c")
     into = {"a.b": torch.zeros(2)}
-    text = mismatch(into, path)
-    assert "a['b'] in the checkpoint" in text
-    ringstow.load_into(into, path, **advised(text))
+    assert "a['b'] in the checkpoint" in filled(into, path, "rename")
     assert into["a.b"].tolist() == [1, 1]
 
 
@@ -266,9 +255,8 @@ def test_renamed_layers_are_paired_by_dtype_and_shape(tmp_path):
 
     path = saved({"model": {**layers("q"), "head": torch.ones(2)}}, tmp_path / "c")
     into = {"model": zeros({**layers("wq"), "head": torch.ones(2)})}
-    text = mismatch(into, path)
+    text = filled(into, path, "rename")
     assert "model.layers.0.q.weight -> model.layers.0.wq.weight" in text
-    ringstow.load_into(into, path, **advised(text))
     assert_same(into, {"model": {**layers("wq"), "head": torch.ones(2)}})
 
 
@@ -283,12 +271,11 @@ def test_a_rename_is_not_advised_where_it_would_change_other_names(tmp_path):
 
 def test_sizes_say_that_strict_alone_does_not_help(tmp_path):
     path = saved({"emb": torch.ones(5, 2), "w": torch.ones(2)}, tmp_path / "c")
-    text = mismatch({"emb": torch.zeros(6, 2), "w": torch.zeros(2)}, path)
-    assert "sizes differ" in text
-    assert "leave these out" in text
-    text = mismatch({"emb": torch.zeros(6, 2), "w": torch.zeros(2)}, path, strict=False)
-    assert "leave these out" in text
-    assert "strict=False" not in text
+    for strict in (True, False):
+        text = mismatch({"emb": torch.zeros(6, 2), "w": torch.zeros(2)}, path, strict=strict)
+        assert "sizes differ" in text
+        assert "leave these out" in text
+        assert strict or "strict=False" not in text
     into = {"w": torch.zeros(2)}
     ringstow.load_into(into, path, strict=False)
     assert into["w"].tolist() == [1, 1]
@@ -403,22 +390,19 @@ def test_a_load_that_fills_nothing_is_an_error(tmp_path):
     ringstow.load_into({}, path, strict=False)  # nothing is wanted
 
 
-def test_a_load_that_fills_little_warns_with_counts_and_the_reason(tmp_path, caplog):
+def test_a_load_that_fills_little_warns_with_counts_and_the_reason(tmp_path):
     path = saved({"model": with_prefix("module.", PLAIN), "step": 3}, tmp_path / "c")
     into = {"model": zeros(PLAIN), "step": 0}
-    with caplog.at_level(logging.WARNING, "ringstow"):
+    with logged("fills") as told:
         ringstow.load_into(into, path, strict=False)
-    (record,) = [one for one in caplog.records if "fills" in one.getMessage()]
-    assert "fills 0 of the 2 tensors" in record.getMessage()
-    assert 'rename={"module": ""}' in record.getMessage()
+    (said,) = told
+    assert "fills 0 of the 2 tensors" in said
+    assert 'rename={"module": ""}' in said
     assert into["step"] == 3
-
-
-def test_a_load_that_fills_half_does_not_warn(tmp_path, caplog):
-    path = saved({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "c")
-    with caplog.at_level(logging.WARNING, "ringstow"):
-        ringstow.load_into({"a": torch.zeros(1), "x": torch.zeros(1)}, path, strict=False)
-    assert not [one for one in caplog.records if "fills" in one.getMessage()]
+    half = saved({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "half")
+    with logged("fills") as told:
+        ringstow.load_into({"a": torch.zeros(1), "x": torch.zeros(1)}, half, strict=False)
+    assert told == []
 
 
 # restore.

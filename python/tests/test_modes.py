@@ -1,7 +1,5 @@
 """Saves and loads under what changes how torch makes tensors: a default device, dispatch modes."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import pathlib
@@ -15,25 +13,10 @@ import ringstow
 import ringstow.dcp
 from ringstow.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 PACKAGE = pathlib.Path(ringstow.__file__).parent
 MAKERS = {
-    "arange",
-    "as_tensor",
-    "empty",
-    "empty_strided",
-    "eye",
-    "full",
-    "linspace",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "scalar_tensor",
-    "tensor",
-    "zeros",
+    *("arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand"),
+    *("randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
 }
 
 
@@ -56,8 +39,8 @@ def test_no_tensor_is_made_on_the_default_device():
         for call in ast.walk(ast.parse(file.read_text()))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
-        and ast.unparse(call.func.value) == "torch"
         and call.func.attr in MAKERS
+        and ast.unparse(call.func.value) == "torch"
         and "device" not in {keyword.arg for keyword in call.keywords}
     ]
     assert not bare, "say device='cpu', or which one"
@@ -76,12 +59,8 @@ def state_of(value):
     }
 
 
-def leaves(state):
-    return [*state.values(), *state["list"]]
-
-
 def assert_is(state, value):
-    for one in leaves(state):
+    for one in (*state.values(), *state["list"]):
         if isinstance(one, torch.Tensor):
             assert type(one) is torch.Tensor
             assert one.device.type == "cpu"
@@ -90,9 +69,10 @@ def assert_is(state, value):
 
 
 saved = state_of(4)
+in_each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_each_mode
 def test_a_save_and_a_load_are_of_real_tensors(tmp_path, mode):
     saved, target = state_of(3), state_of(0)
     with mode():
@@ -112,7 +92,7 @@ def test_a_save_and_a_load_are_of_real_tensors(tmp_path, mode):
     assert (part == 3).all()
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_each_mode
 def test_a_manager_saves_and_restores_real_tensors(tmp_path, mode):
     target = state_of(0)
     with mode(), ringstow.CheckpointManager(tmp_path / "run") as manager:
@@ -123,7 +103,7 @@ def test_a_manager_saves_and_restores_real_tensors(tmp_path, mode):
     assert_is(target, 4)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_each_mode
 def test_what_other_programs_left_is_loaded_and_converted(tmp_path, mode):
     torch.save(saved, tmp_path / "x.pt")
     dcp.save(dict(saved), checkpoint_id=tmp_path / "stock")

@@ -4,8 +4,6 @@
 failure names its seed: with ``RINGSTOW_MUTATIONS=1`` it runs alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -23,9 +21,7 @@ from safetensors.torch import save_file
 import ringstow
 from ringstow.convert import convert
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of torch, about what it reads
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about what it reads
 
 MUTATIONS = int(os.environ.get("RINGSTOW_MUTATIONS", "40"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "1"))
@@ -114,16 +110,7 @@ KINDS = {
 NUMBERS = [b"0", b"-1", b"4294967296", b"9223372036854775807", b"18446744073709551616", b"1e999"]
 # Of pickles: opcodes with large arguments, and marks that match nothing.
 OPCODES = [
-    b"(",
-    b"0",
-    b"2",
-    b"u",
-    b"t",
-    b"R",
-    b"b",
-    b".",
-    b"Q",
-    b"J\xff\xff\xff\x7f",
+    *(b"(", b"0", b"2", b"u", b"t", b"R", b"b", b".", b"Q", b"J\xff\xff\xff\x7f"),
     b"r\xff\xff\xff\x7f",
 ]
 TAGS = [b"$tensor", b"$dict", b"$int", b"$object", b"$ndarray", b"$scalar", b"$odict", b"$value"]

@@ -1,10 +1,11 @@
-"""Loads of a list of tiers, and of a path whose copies are on tiers."""
+"""Loads and `latest` of a list of tiers, and loads of a path whose copies are on tiers."""
 
 import shutil
 from errno import EACCES, EIO
 
 import pytest
 import torch
+from support import flip
 from tiered import state_of
 
 import ringstow
@@ -26,6 +27,14 @@ def is_large(state, step):
     return state["step"] == step and all(torch.equal(*pair) for pair in pairs)
 
 
+def filled(tiers):
+    """Return the report of a load into a state, which is then that of step 2."""
+    state = {"step": 0, "t": [torch.zeros(1 << 18) for _ in range(COUNT)]}
+    report = ringstow.load_into(state, tiers)
+    assert is_large(state, 2)
+    return report
+
+
 @pytest.fixture
 def tiers(tmp_path):
     """Return two directories that have steps 1 and 2 of one run."""
@@ -43,14 +52,6 @@ def shards(tier, step):
     return found
 
 
-def flip(file, at):
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        byte = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([byte[0] ^ 1]))
-
-
 def test_newest_step_of_a_list_is_loaded_from_the_nearest_tier(tiers):
     run, shared = tiers
     assert is_large(ringstow.load(tiers), 2)
@@ -59,10 +60,7 @@ def test_newest_step_of_a_list_is_loaded_from_the_nearest_tier(tiers):
     shutil.rmtree(run / "step-00000002")
     with ringstow.open(tiers) as opened:
         assert opened.path == str(shared / "step-00000002")
-    state = {"step": 0, "t": [torch.zeros(1 << 18) for _ in range(COUNT)]}
-    report = ringstow.load_into(state, [str(tier) for tier in tiers])
-    assert is_large(state, 2)
-    assert report.path == str(shared / "step-00000002")
+    assert filled([str(tier) for tier in tiers]).path == str(shared / "step-00000002")
 
 
 def test_what_one_copy_lacks_or_has_damaged_comes_from_the_other(tiers, caplog):
@@ -78,10 +76,7 @@ def test_what_one_copy_lacks_or_has_damaged_comes_from_the_other(tiers, caplog):
     assert f"instead of {here[2]}" not in caplog.text
     part = ringstow.load(tiers, keys=["t.1"], framework="numpy")
     assert (part["t"][1] == large(2)["t"][1].numpy()).all()
-    state = {"step": 0, "t": [torch.zeros(1 << 18) for _ in range(COUNT)]}
-    report = ringstow.load_into(state, tiers)
-    assert is_large(state, 2)
-    used = [step.wanted for step in report.fallbacks if step.kind == "copy"]
+    used = [step.wanted for step in filled(tiers).fallbacks if step.kind == "copy"]
     assert sorted(used) == [str(file) for file in here[:2]]
     assert not ringstow.load(tiers, on_corrupt="skip").damaged
     # Each copy is damaged still.
@@ -219,3 +214,59 @@ def test_bad_sector_of_a_manifest_is_passed_over_and_a_refusal_is_not(tiers):
     assert _resolve.opened(found, lambda *at: attempt(*at, EIO)) == found.copies[0]
     with pytest.raises(PermissionError):
         _resolve.opened(found, lambda *at: attempt(*at, EACCES))
+
+
+# `latest` of a list
+
+
+def found(tiers, **options):
+    newest = ringstow.latest(tiers, **options)
+    return newest and (newest.path, ringstow.load(newest)["step"])
+
+
+def test_nearest_copy_of_the_newest_step_is_found(tiers):
+    run, shared = tiers
+    assert found(tiers) == (str(run / "step-00000002"), 2)
+    assert found(tiers[::-1]) == (str(shared / "step-00000002"), 2)
+    shutil.rmtree(run / "step-00000002")
+    assert found(tiers) == (str(shared / "step-00000002"), 2)
+    assert found(tiers, before=2) == (str(run / "step-00000001"), 1)
+    shutil.rmtree(run)
+    assert found(tiers) == (str(shared / "step-00000002"), 2)
+
+
+def test_newer_save_of_one_number_comes_first(tiers):
+    run, _ = tiers
+    with ringstow.CheckpointManager(run, tiers=[]) as manager:
+        manager.save(2, {"step": 22})
+    assert found(tiers[::-1]) == (str(run / "step-00000002"), 22)
+
+
+def test_damaged_copies_are_passed_over_by_verify(tiers, caplog):
+    run, shared = tiers
+    flip(shards(run, 2)[0], -1)
+    assert found(tiers, verify=True) == (str(shared / "step-00000002"), 2)
+    for shard in (*shards(run, 1), *shards(run, 2)):
+        shard.unlink()
+    assert found(tiers) == (str(shared / "step-00000002"), 2)
+    assert f"{run} has no step that can be loaded" in caplog.text
+    shutil.rmtree(shared)
+    with pytest.raises(ringstow.MissingFilesError, match="step-00000002"):
+        found(tiers)
+
+
+def test_nothing_is_found_where_nothing_is_committed(tmp_path):
+    assert ringstow.latest([tmp_path / "a", tmp_path / "b"]) is None
+    assert ringstow.latest([]) is None
+
+
+def test_tiers_of_two_runs_are_refused(tmp_path, tiers):
+    with ringstow.CheckpointManager(tmp_path / "c", tiers=[tmp_path / "d"]) as manager:
+        manager.save(1, state_of(1))
+    with pytest.raises(ringstow.InvalidStateError, match="another run"):
+        ringstow.latest([tiers[0], tmp_path / "d"])
+
+
+def test_before_a_path_is_for_one_directory(tiers):
+    with pytest.raises(TypeError, match="before"):
+        ringstow.latest(tiers, before=tiers[0] / "step-00000002")

@@ -1,11 +1,10 @@
 """Without another thread, calls fail with what to do, or do without; never a panic."""
 
 import os
-import subprocess
-import sys
 
 import numpy
 import pytest
+from support import python
 
 import ringstow
 
@@ -36,8 +35,7 @@ def group():
 
 
 def said(group, path, call):
-    command = [sys.executable, "-c", CHILD, group, str(path), call]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = python(CHILD, group, path, call, limit=60)
     assert "panicked" not in done.stderr
     assert done.stdout.endswith("then 1.0\n"), done
     return done.stdout

@@ -5,12 +5,7 @@ import torch
 
 import ringstow
 
-OTHERS = {
-    "notes.txt": b"mine",
-    "config.json": b"{}",
-    "rank0.log": b"",
-    "plots/loss.png": b"png",
-}
+OTHERS = {"notes.txt": b"mine", "config.json": b"{}", "rank0.log": b"", "plots/loss.png": b"png"}
 
 
 def put(directory):

@@ -1,13 +1,12 @@
 """Callbacks of `on_done`: which saves and loads they hear of, and that they disturb none."""
 
-from __future__ import annotations
-
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support import python
+from support import python, wait_for_saves
 
 import ringstow
 from ringstow._reports import _done_callbacks
@@ -69,14 +68,12 @@ def test_callback_gets_the_error_of_each_failure(heard, at):
     assert {one.report for one in heard} == {None}
 
 
-def test_failure_that_only_a_callback_hears_of_is_still_reported(heard, at, caplog):
+def test_failure_that_only_a_callback_hears_of_is_still_reported(heard, at):
     (at / "file").write_text("")
     handle = ringstow.save_async(STATE, at / "file" / "c")
     while not handle.done():
         handle._job.wait()
-    for thread in threading.enumerate():
-        if thread.name == "ringstow-save":
-            thread.join()
+    wait_for_saves()
     assert len(told(heard)) == 1
     assert len(_jobs.unreported) == 1
     handle.exception()
@@ -159,12 +156,8 @@ def test_no_outcome_is_lost_when_many_threads_save(at):
         for _ in range(20):
             ringstow.save(STATE, at / str(number))
 
-    with ringstow.on_done(outcomes.append):
-        threads = [threading.Thread(target=saves, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with ringstow.on_done(outcomes.append), ThreadPoolExecutor(4) as threads:
+        list(threads.map(saves, range(4)))
     assert len(outcomes) == 80
 
 

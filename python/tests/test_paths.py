@@ -71,34 +71,30 @@ def test_name_with_escape_like_text_is_unchanged(tmp_path):
     assert ringstow.load(path)["step"] == 1
 
 
-WRITES = {
-    "save": lambda url: ringstow.save({"a": 1}, url),
-    "save_async": lambda url: ringstow.save_async({"a": 1}, url),
-    "prune": lambda url: ringstow.prune(url),
-    "stripe": lambda url: ringstow.Config(stripe=[url]),
-    "trace": lambda url: ringstow.Config(trace=url),
-}
-READS = {
-    "load": lambda url: ringstow.load(url),
-    "load_into": lambda url: ringstow.load_into({"a": 1}, url),
-    "latest": lambda url: ringstow.latest(url),
-    "verify": lambda url: ringstow.verify(url),
-}
+WRITES = (
+    ringstow.prune,
+    lambda url: ringstow.save({"a": 1}, url),
+    lambda url: ringstow.save_async({"a": 1}, url),
+    lambda url: ringstow.Config(stripe=[url]),
+    lambda url: ringstow.Config(trace=url),
+)
+READS = (
+    *(ringstow.load, ringstow.latest, ringstow.verify),
+    lambda url: ringstow.load_into({"a": 1}, url),
+)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", pathlib.Path("gs://bucket/x")])
-def test_writes_refuse_the_url_of_an_object_store(url, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("url", "calls"),
+    [
+        *((url, WRITES) for url in ("s3://bucket/x", pathlib.Path("gs://bucket/x"))),
+        *((url, WRITES + READS) for url in ("file:///tmp/x", "https://host/x", "hdfs:/a")),
+    ],
+    ids=str,
+)
+def test_urls_are_refused_without_creating_anything(url, calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for call in WRITES.values():
-        with pytest.raises(ringstow.InvalidStateError, match="is a URL"):
-            call(url)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("url", ["file:///tmp/x", "https://host/x", "hdfs:/a"])
-def test_other_urls_are_refused_without_creating_anything(url, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for call in (WRITES | READS).values():
+    for call in calls:
         with pytest.raises(ringstow.InvalidStateError, match="is a URL"):
             call(url)
     assert list(tmp_path.iterdir()) == []
@@ -123,6 +119,8 @@ def test_tilde_is_expanded(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "kind", "said"),
     [
+        ("", ValueError, "the path is empty"),
+        (1, TypeError, "must be str or os.PathLike[str], not int"),
         (None, TypeError, "must be str or os.PathLike[str], not NoneType"),
         (b"c", TypeError, "must be str or os.PathLike[str], not bytes"),
         ("a\0b", ValueError, r"'a\x00b' is not a path: it has a null character"),

@@ -3,8 +3,6 @@
 The next operation works. ``power_cuts.py`` has the operations, ``tests/cut-disk`` the disks.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """Progress bars: on a terminal while the work is long, and nothing of them afterwards."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -97,37 +95,29 @@ def left_on(shown):
     return "".join(line.strip() for line in lines)
 
 
-def test_save_shows_a_bar_and_clears_it(at):
-    code, _, shown = on_terminal(SAVE, "save", at / "step-1000")
-    assert code == 0, shown
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("save", ""), ("failed", "RuntimeError\n"), ("interrupted", "KeyboardInterrupt\n")],
+)
+def test_save_shows_a_bar_and_clears_it_also_when_it_fails(what, said, at):
+    code, out, shown = on_terminal(SAVE, what, at / "step-1000")
+    assert (code, out) == (0, said), shown
     assert "saving step-1000" in shown
     assert "0%|" in shown  # with the total
     assert left_on(shown) == ""
 
 
 @pytest.mark.parametrize(
-    ("what", "error"), [("failed", "RuntimeError"), ("interrupted", "KeyboardInterrupt")]
+    ("what", "variables"),
+    [
+        ("async", {}),
+        ("off", {"PATIENCE": "3600"}),
+        *(("off", {"RINGSTOW_PROGRESS": value}) for value in ("0", "off", "False")),
+    ],
+    ids=str,
 )
-def test_bar_is_cleared_when_the_save_fails(what, error, at):
-    code, out, shown = on_terminal(SAVE, what, at / "c")
-    assert (code, out) == (0, f"{error}\n"), shown
-    assert "saving c" in shown
-    assert left_on(shown) == ""
-
-
-def test_background_save_shows_no_bar(at):
-    code, _, shown = on_terminal(SAVE, "async", at / "c")
-    assert (code, shown) == (0, "")
-
-
-def test_short_save_shows_no_bar(at):
-    code, _, shown = on_terminal(SAVE, "off", at / "c", PATIENCE="3600")
-    assert (code, shown) == (0, "")
-
-
-@pytest.mark.parametrize("value", ["0", "off", "False"])
-def test_environment_turns_the_bar_off(value, at):
-    code, _, shown = on_terminal(SAVE, "off", at / "c", RINGSTOW_PROGRESS=value)
+def test_background_and_short_saves_and_those_that_may_not_show_no_bar(what, variables, at):
+    code, _, shown = on_terminal(SAVE, what, at / "c", **variables)
     assert (code, shown) == (0, "")
 
 

@@ -2,11 +2,12 @@
 
 import logging
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from stores import faults
+from test_promote import shards_of
 
 import ringstow
 
@@ -29,45 +30,34 @@ def assert_alone(bucket, url, seed):
     """Check that a place has this checkpoint, and nothing of another one."""
     assert ringstow.load(url)["seed"] == seed
     assert ringstow.verify(url).ok
-    shards = [key for key in sorted(bucket.keys()) if key.endswith(".safetensors")]
-    assert len(shards) == 1
+    assert len(shards_of(bucket)) == 1
     assert not bucket.has_unfinished()
 
 
 def promoted_beside(proxy, held_path, path, url, **how):
     """Promote one checkpoint while another one waits for its commit; return that one's error."""
-    held, raised = proxy.on(faults.Hold(), "PUT", "manifest.json"), []
-
-    def promote():
-        try:
-            ringstow.promote(held_path, url, **how)
-        except FileExistsError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=promote)
-    thread.start()
-    held.wait()
-    ringstow.promote(path, url, **how)
-    held.release()
-    thread.join()
-    return raised[0] if raised else None
+    held = proxy.on(faults.Hold(), "PUT", "manifest.json")
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(ringstow.promote, held_path, url, **how)
+        held.wait()
+        ringstow.promote(path, url, **how)
+        held.release()
+        return other.exception()
 
 
-def test_older_of_two_that_replace_one_at_once_loses_the_place(saved, bucket, proxy):
-    oldest, older, newest = saved
+@pytest.mark.parametrize("waits", ["older", "newer"])
+def test_newer_of_two_that_replace_one_at_once_gets_the_place(saved, bucket, proxy, waits):
+    oldest, *two = saved
     url = f"{bucket.url}/x"
     ringstow.promote(oldest, url)
-    error = promoted_beside(proxy, older, newest, url, replace_older=True)
-    assert "another checkpoint is there, a save of step 1" in str(error)
-    assert "later than this one" in str(error)
-    assert_alone(bucket, url, 2)
-
-
-def test_newer_of_two_that_replace_one_at_once_gets_the_place(saved, bucket, proxy):
-    oldest, older, newest = saved
-    url = f"{bucket.url}/x"
-    ringstow.promote(oldest, url)
-    assert promoted_beside(proxy, newest, older, url, replace_older=True) is None
+    held, path = two if waits == "older" else two[::-1]
+    error = promoted_beside(proxy, held, path, url, replace_older=True)
+    if waits == "older":
+        assert isinstance(error, FileExistsError)
+        assert "another checkpoint is there, a save of step 1" in str(error)
+        assert "later than this one" in str(error)
+    else:
+        assert error is None
     assert_alone(bucket, url, 2)
 
 
@@ -89,10 +79,9 @@ def test_answer_of_a_replacement_that_is_lost_is_no_failure(saved, bucket, proxy
 def test_shards_of_a_replaced_checkpoint_go_with_the_next_promotion(saved, bucket, proxy):
     url = f"{bucket.url}/x"
     ringstow.promote(saved[0], url)
-    refused = faults.Refuse(403, "AccessDenied")
-    proxy.on(refused, "DELETE", times=None)
+    proxy.on(faults.Refuse(403, "AccessDenied"), "DELETE", times=None)
     ringstow.promote(saved[1], url, replace_older=True)
-    assert len([key for key in sorted(bucket.keys()) if key.endswith(".safetensors")]) == 2
+    assert len(shards_of(bucket)) == 2
     proxy.clear()
     ringstow.promote(saved[1], url)
     assert_alone(bucket, url, 1)
@@ -100,23 +89,15 @@ def test_shards_of_a_replaced_checkpoint_go_with_the_next_promotion(saved, bucke
 
 @pytest.mark.parametrize("each_place", ["moto", "google"], indirect=True)  # s3s knows no condition
 def test_removal_leaves_what_was_committed_meanwhile(saved, each_place, proxy):
-    url, raised = f"{each_place.url}/x", []
+    url = f"{each_place.url}/x"
     ringstow.promote(saved[0], url)
     held = proxy.on(faults.Hold(), "DELETE", "manifest.json")
-
-    def remove():
-        try:
-            ringstow.remove(url)
-        except ringstow.BusyError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=remove)
-    thread.start()
-    held.wait()
-    ringstow.promote(saved[1], url, replace_older=True)
-    held.release()
-    thread.join()
-    assert len(raised) == 1
+    with ThreadPoolExecutor() as threads:
+        removal = threads.submit(ringstow.remove, url)
+        held.wait()
+        ringstow.promote(saved[1], url, replace_older=True)
+        held.release()
+        assert isinstance(removal.exception(), ringstow.BusyError)
     assert_alone(each_place, url, 1)
 
 
@@ -135,12 +116,12 @@ def test_store_that_comes_back_gets_the_copy(saved, bucket, proxy, caplog):
     caplog.set_level(logging.WARNING, "ringstow")
     url = f"{bucket.url}/x"
     proxy.on(faults.SlowDown(), times=None)
-    thread = threading.Thread(target=ringstow.promote, args=(saved[0], url))
-    thread.start()
-    while "trying again for 180 s at most" not in caplog.text:
-        assert thread.is_alive()
-    proxy.clear()
-    thread.join()
+    with ThreadPoolExecutor() as threads:
+        copy = threads.submit(ringstow.promote, saved[0], url)
+        while "trying again for 180 s at most" not in caplog.text:
+            assert not copy.done()
+        proxy.clear()
+        copy.result()
     assert_alone(bucket, url, 0)
 
 

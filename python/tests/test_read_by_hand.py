@@ -6,13 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+import read_by_hand
 import torch
-from support import ROOT
+from support import ROOT, flip
 
 import ringstow
-
-sys.path.insert(0, str(ROOT / "examples"))
-import read_by_hand
 
 
 def test_every_tensor_and_value_is_read(tmp_path):
@@ -65,9 +63,7 @@ def test_boxes_of_ranks_are_put_together(tmp_path):
 
 def test_damage_is_found(tmp_path):
     ringstow.save({"w": np.ones(1000)}, tmp_path / "c")
-    [shard] = (tmp_path / "c").glob("*.safetensors")
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    flip(next((tmp_path / "c").glob("*.safetensors")), -1)
     with pytest.raises(ValueError, match="is damaged"):
         read_by_hand.read(tmp_path / "c")
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy
 import pytest
@@ -41,14 +42,19 @@ def program(name, run, *options):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("where", ["disk", "memory"])
-def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(where, tmp_path):
-    if where == "memory" and not os.path.isdir("/dev/shm"):
+@pytest.fixture(params=["disk", "memory"])
+def run(request, tmp_path):
+    """Return a directory of a run: on a disk, or in memory."""
+    if request.param == "disk":
+        yield tmp_path / "run"
+    elif not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm")
-    run = tmp_path / "run"
-    if where == "memory":
-        run = type(tmp_path)(f"/dev/shm/ringstow-test-{os.getpid()}")
+    else:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+            yield type(tmp_path)(name, "run")
 
+
+def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(run, tmp_path):
     def whole(state):
         assert (state["w"] == state["step"]).all(), "two steps are mixed"
         return state["step"]
@@ -69,24 +75,14 @@ def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(where, tmp
         lambda: ringstow.open([run]).value("step"),
         into,
     ]
-    try:
-        with writer(run, tmp_path / "end"):
-            newest = -1
-            for number in range(LOOKS):
-                seen = looks[number % len(looks)]()
-                assert seen is not None, number % len(looks)
-                step = int(seen.rpartition("-")[2]) if isinstance(seen, str) else seen
-                assert step >= newest, (
-                    f"look {number % len(looks)} found an older step than the one before"
-                )
-                newest = step
-            assert "step-" in program("ls", run)
-            program("top", run, "--json", "--looks", "1")
-    finally:
-        if where == "memory":
-            for step in ringstow.steps(run):
-                ringstow.remove(step.path)
-            with contextlib.suppress(OSError):
-                for name in os.listdir(run):
-                    os.remove(run / name)
-                os.rmdir(run)
+    with writer(run, tmp_path / "end"):
+        newest = -1
+        for number in range(LOOKS):
+            look = number % len(looks)
+            seen = looks[look]()
+            assert seen is not None, look
+            step = int(seen.rpartition("-")[2]) if isinstance(seen, str) else seen
+            assert step >= newest, f"look {look} found an older step than the one before"
+            newest = step
+        assert "step-" in program("ls", run)
+        program("top", run, "--json", "--looks", "1")

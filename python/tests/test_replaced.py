@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import assert_same
 
 import ringstow
 from ringstow import _native
@@ -12,12 +13,6 @@ def state(step):
     # A strided tensor, which needs a copy, and a dense one, which is read in place.
     strided = np.full((64, 96), step, dtype=np.float32)[:, ::2]
     return {"step": step, "w": np.full(20_000, step, dtype=np.float32), "s": strided}
-
-
-def assert_is(loaded, step):
-    assert loaded["step"] == step
-    assert (loaded["w"] == step).all()
-    assert (loaded["s"] == step).all()
 
 
 class Saver:
@@ -46,7 +41,7 @@ def saver(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_load_returns_the_newer_checkpoint(saver, verify):
-    assert_is(ringstow.load(saver.path, verify=verify), 1)
+    assert_same(ringstow.load(saver.path, verify=verify), state(1))
 
 
 @pytest.mark.parametrize("part", [{"prefix": "w"}, {"keys": iter(["w"])}])
@@ -61,7 +56,7 @@ def test_load_into_returns_the_newer_checkpoint(saver):
     filled = state(-1)
     report = ringstow.load_into(filled, saver.path)
     assert report.path == str(saver.path)
-    assert_is(filled, 1)
+    assert_same(filled, state(1))
 
 
 def test_load_gives_up_after_repeated_replacement(saver, monkeypatch):
@@ -72,4 +67,4 @@ def test_load_gives_up_after_repeated_replacement(saver, monkeypatch):
         ringstow.load_into(filled, saver.path)
     assert raised.value.path == str(saver.path)
     assert saver.times > 0
-    assert_is(filled, -1)
+    assert_same(filled, state(-1))

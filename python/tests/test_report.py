@@ -1,7 +1,5 @@
 """Config and reports pass between Python and Rust as JSON, also between versions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -12,8 +10,19 @@ import pytest
 import ringstow
 from ringstow import Config, Fallback, LoadReport, PromotionReport, SaveReport, VerifyReport
 
+COUNTS = {"path": "/run/a", "files": 1, "tensors": 2, "seconds": 0.5, "problem": None}
+VERIFIED = {**COUNTS, "blocks": 1, "read_bytes": 9000, **fake_native.MOVED}
+DAMAGE = {"file": "/a", "offset": 8, "bytes": 4, "what": "crc", "expected": "0", "got": "1"}
+DAMAGE |= {"tensors": ["w"]}
 
-def test_config_has_the_fields_and_defaults_of_the_rust_side():
+
+def of_json(kind, fields, **others):
+    return kind.from_json(json.dumps({**fields, "fallbacks": [], **others}))
+
+
+def test_config_has_the_fields_and_defaults_of_the_rust_side_and_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().engine = "uring"
     assert json.loads(Config().to_json()) == {
         "pool_bytes": 256 << 20,
         "block_bytes": 4 << 20,
@@ -36,11 +45,6 @@ def test_config_has_the_fields_and_defaults_of_the_rust_side():
     }
 
 
-def test_config_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().engine = "uring"  # type: ignore[misc]
-
-
 def test_save_report_has_fallbacks_and_times():
     report = SaveReport.from_json(json.dumps(fake_native.save_report("/a", 2, 5)))
     assert (report.tensors, report.tensor_bytes, report.file_bytes) == (2, 5, 5)
@@ -52,36 +56,24 @@ def test_save_report_has_fallbacks_and_times():
 
 
 def test_damage_is_read_and_is_not_ok():
-    damage = {
-        "file": "/a",
-        "offset": 8,
-        "bytes": 4,
-        "what": "crc32 of checksum chunk 0",
-        "expected": "0",
-        "got": "1",
-        "tensors": ["w"],
-    }
-    counts = {"path": "/", "files": 1, "blocks": 1, "tensors": 2, "read_bytes": 9, "seconds": 0.1}
-    text = json.dumps({**counts, **fake_native.MOVED, "damage": [damage], "problem": None})
-    report = VerifyReport.from_json(text)
+    report = of_json(VerifyReport, VERIFIED, damage=[DAMAGE])
     assert not report.ok
     assert report.damage[0].offset == 8
     assert report.damaged_tensors == ("w",)
 
 
 def test_load_reports_add_up():
-    fields = {**fake_native.load_report("/a", 2, 1), "cached_bytes": 1}
-    one = LoadReport.from_json(json.dumps(fields))
+    one = LoadReport.from_json(
+        json.dumps(fake_native.load_report("/a", 2, 1) | {"cached_bytes": 1})
+    )
     both = one.followed_by(one)
     assert (both.tensors, both.tensor_bytes, both.seconds.total) == (4, 2, 1.0)
     assert both.cached_bytes == 2
 
 
 def on_gpus(nbytes, *, pinned=True, **fields):
-    report = fake_native.load_report("/a", 2, 1)
-    return LoadReport.from_json(
-        json.dumps({**report, "device_bytes": nbytes, "pinned": pinned, **fields})
-    )
+    report = {**fake_native.load_report("/a", 2, 1), "device_bytes": nbytes, "pinned": pinned}
+    return LoadReport.from_json(json.dumps(report | fields))
 
 
 def test_report_text_mentions_gpu_copies():
@@ -101,15 +93,9 @@ def test_reports_of_saves_and_loads_have_the_step(tmp_path):
         ringstow.load_into(state, tmp_path / "a"),
     ]
     assert [report.step for report in saves] == [7, 7, 7]
-    assert all(
-        f"{tmp_path}/{name}, step 7: " in str(report)
-        for name, report in zip("aba", saves, strict=True)
-    )
+    for name, report in zip("aba", saves, strict=True):
+        assert f"{tmp_path}/{name}, step 7: " in str(report)
     assert ringstow.save(state, tmp_path / "c").step is None
-
-
-def of_json(kind, fields, **others):
-    return kind.from_json(json.dumps({**fields, "fallbacks": [], **others}))
 
 
 def test_text_of_a_report_is_a_line_and_its_repr_has_all_fields():
@@ -137,25 +123,19 @@ def test_text_of_a_report_has_a_second_line_for_what_to_look_at():
 
 
 def test_texts_of_other_reports_are_lines_too():
-    counts = {"path": "/run/a", "files": 1, "tensors": 2, "seconds": 0.5, "problem": None}
-    damage = {"file": "/a", "offset": 8, "bytes": 4, "what": "crc", "expected": "0", "got": "1"}
-    verified = {**counts, "blocks": 1, "read_bytes": 9000, **fake_native.MOVED}
-    intact = of_json(VerifyReport, verified, damage=[])
+    intact = of_json(VerifyReport, VERIFIED, damage=[])
     assert str(intact) == "/run/a: intact, 9.00 kB read in 500 ms"
-    damaged = of_json(VerifyReport, verified, damage=[{**damage, "tensors": ["w"]}])
+    damaged = of_json(VerifyReport, VERIFIED, damage=[DAMAGE])
     assert str(damaged) == "/run/a: DAMAGED, 1 of 2 tensors, 9.00 kB read in 500 ms"
     sent = {"to": "s3://b/a", "file_bytes": 9000, "sent_bytes": 5000, "was_there": False}
-    promoted = of_json(PromotionReport, {**counts, **sent, **fake_native.MOVED})
+    promoted = of_json(PromotionReport, {**COUNTS, **sent, **fake_native.MOVED})
     assert str(promoted) == "/run/a to s3://b/a: 5.00 kB of 9.00 kB sent in 500 ms"
 
 
 @pytest.mark.parametrize(
     ("one", "other", "both"),
     [
-        (True, True, True),
-        (True, False, False),
-        (None, True, True),
-        (False, None, False),
+        *((True, True, True), (True, False, False), (None, True, True), (False, None, False)),
         (None, None, None),
     ],
 )

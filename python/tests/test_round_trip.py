@@ -1,11 +1,8 @@
 """Saved states load equal: every dtype in every shape, and real models with optimizers."""
 
-from __future__ import annotations
-
 import copy
 import pathlib
 
-import numpy as np
 import pytest
 import safetensors
 import torch
@@ -14,6 +11,7 @@ from support import assert_same, missing, python, shards_of
 from test_state import FLOAT4, TORCH_DTYPES, values
 
 import ringstow
+from ringstow._state.tensors import _torch
 
 pytestmark = pytest.mark.torch_seam
 
@@ -52,8 +50,11 @@ def plain(state):
     return {k: v.data if isinstance(v, torch.nn.Parameter) else v for k, v in state.items()}
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["natively", "by torch"])
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_every_dtype_in_every_shape(dtype, tmp_path):
+def test_every_dtype_in_every_shape(dtype, fast, tmp_path, monkeypatch):
+    if not fast:
+        monkeypatch.setattr(_torch, "maker", lambda: None)
     state = shapes_of(dtype)
     report = ringstow.save(state, tmp_path / "c")
     back = ringstow.load(tmp_path / "c")
@@ -93,27 +94,18 @@ def test_loaded_tensors_can_be_trained(tmp_path):
     copy.deepcopy(w)
 
 
-def test_loaded_arrays_can_be_written(tmp_path):
-    ringstow.save({"a": np.arange(3), "z": np.zeros((2, 0))}, tmp_path / "c")
-    back = ringstow.load(tmp_path / "c")
-    back["a"][0] = 5
-    assert back["a"].tolist() == [5, 1, 2]
-
-
-@pytest.mark.parametrize("state", [{}, {"a": {}}, {"a": []}, {"a": torch.empty(0)}, {"a": 1}])
-def test_state_without_tensor_bytes_round_trips(state, tmp_path):
-    ringstow.save(state, tmp_path / "c")
-    assert_same(ringstow.load(tmp_path / "c"), state)
-    assert ringstow.verify(tmp_path / "c").ok
+NO_BYTES = [{}, {"a": {}}, {"a": []}, {"a": torch.empty(0)}, {"a": 1}]
+NAMES = ["", "a/b", "..", "é", "日本語", "\U0001f600", 'q"\\', "\n\0", "#2", "x" * 9999]
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a/b", "..", "é", "日本語", "\U0001f600", 'q"\\', "\n\0", "#2", "x" * 9999]
+    "state",
+    [*NO_BYTES, *({name: torch.ones(2), "other": {name: torch.zeros(1)}} for name in NAMES)],
 )
-def test_any_tensor_name_works(name, tmp_path):
-    state = {name: torch.ones(2), "other": {name: torch.zeros(1)}}
+def test_states_without_bytes_and_any_names_of_tensors_come_back(state, tmp_path):
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c"), state)
+    assert ringstow.verify(tmp_path / "c").ok
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
@@ -178,30 +170,6 @@ def test_relative_paths_do_not_move_with_the_working_directory(tmp_path, monkeyp
     assert ringstow.load(pathlib.Path("..") / "c")["a"].tolist() == [1]
 
 
-@pytest.mark.parametrize(("path", "error"), [("", ValueError), (b"x", TypeError), (1, TypeError)])
-def test_invalid_paths_are_refused(path, error):
-    with pytest.raises(error):
-        ringstow.save({}, path)
-
-
-def test_latest_warns_when_it_skips_a_damaged_one(tmp_path, caplog):
-    for step in (1, 2):
-        ringstow.save({"step": step}, tmp_path / f"step-{step}")
-    (tmp_path / "step-2" / "manifest.json").write_text("{}")
-    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
-    (record,) = caplog.records
-    assert (record.name.split(".")[0], record.levelname) == ("ringstow", "WARNING")
-    assert str(tmp_path / "step-2") in record.getMessage()
-
-
-def test_latest_ignores_uncommitted_saves_silently(tmp_path, caplog):
-    ringstow.save({"step": 1}, tmp_path / "step-1")
-    (tmp_path / "step-2").mkdir()
-    (tmp_path / "step-2" / "rank00000-0.safetensors.part").write_bytes(b"")
-    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
-    assert [record.levelname for record in caplog.records if record.levelname != "INFO"] == []
-
-
 def test_numpy_alone_needs_no_torch(tmp_path):
     code = """
 import sys
@@ -211,13 +179,5 @@ ringstow.save({"a": np.arange(3), "s": np.float32(2), "n": [1, (2,)]}, sys.argv[
 back = ringstow.load(sys.argv[1])
 assert back["a"].tolist() == [0, 1, 2] and back["s"] == 2, back
 assert ringstow.load_into({"a": np.zeros(3, int), "s": 0, "n": 0}, sys.argv[1]).tensor_bytes == 24
-try:
-    ringstow.load(sys.argv[2])
-except ringstow.UnsupportedError as error:
-    assert "t needs torch" in str(error), error
-else:
-    sys.exit("it loaded a tensor without torch")
 """
-    ringstow.save({"t": torch.ones(1)}, tmp_path / "t")
-    done = python(code, tmp_path / "c", tmp_path / "t")
-    assert done.returncode == 0, done.stderr
+    python(code, tmp_path / "c", check=True)

@@ -1,7 +1,5 @@
 """A damaged checkpoint: verify names the lost tensors, and a load can return all others."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -10,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from support import assert_same, manifest_of, shards_of
+from support import assert_same, flip, manifest_of
 
 import ringstow
 
@@ -65,9 +63,7 @@ def damage(path, *names):
     """Flip a byte of each tensor in a checksum chunk that holds no other tensor."""
     for name in names:
         file, begin = place_of(path, name)
-        data = bytearray(file.read_bytes())
-        data[begin + 8000] ^= 1
-        file.write_bytes(data)
+        flip(file, begin + 8000)
 
 
 def salvage(path, **options):
@@ -81,8 +77,8 @@ def salvage(path, **options):
     return loaded
 
 
-def names(damaged):
-    return [item.name for item in damaged]
+def names(loaded):
+    return [item.name for item in loaded.damaged]
 
 
 def test_the_error_names_the_tensor(path):
@@ -111,7 +107,7 @@ def test_an_intact_checkpoint_loads_whole_and_without_a_warning(path):
 def test_a_dict_lacks_the_key_of_what_is_damaged(path, name):
     damage(path, name)
     loaded = salvage(path)
-    assert names(loaded.damaged) == [name]
+    assert names(loaded) == [name]
     expected = state_of()
     *above, last = NAMES[name]
     holder = expected
@@ -130,7 +126,7 @@ def test_containers_hold_the_name_of_a_lost_item(path):
         "default.x": loaded["default"]["x"],
         "ema.weight": loaded["ema"].weight,
     }
-    assert sorted(names(loaded.damaged)) == sorted(places)
+    assert sorted(names(loaded)) == sorted(places)
     for name, item in places.items():
         assert isinstance(item, ringstow.DamagedTensor)
         assert item.name == name
@@ -161,11 +157,9 @@ def test_salvaged_module_keeps_its_metadata(tmp_path):
     state = module.state_dict()
     state._metadata["0"]["extra"] = torch.full((4096,), 3.0)
     ringstow.save(state, tmp_path / "c", config=CONFIG)
-    damage(tmp_path / "c", "0.weight")
-    damage(tmp_path / "c", "_metadata.0.extra")
-    with pytest.warns(ringstow.CorruptCheckpointWarning):
-        salvaged = ringstow.load(tmp_path / "c", on_corrupt="skip")
-    assert [lost.name for lost in salvaged.damaged] == ["0.weight", "_metadata.0.extra"]
+    damage(tmp_path / "c", "0.weight", "_metadata.0.extra")
+    salvaged = salvage(tmp_path / "c")
+    assert names(salvaged) == ["0.weight", "_metadata.0.extra"]
     del state["0.weight"], state._metadata["0"]["extra"]
     assert salvaged._metadata == state._metadata
     ringstow.save(salvaged, tmp_path / "again")
@@ -175,10 +169,9 @@ def test_salvaged_module_keeps_its_metadata(tmp_path):
 @pytest.mark.parametrize("allow_pickle", [False, True])
 def test_a_save_of_a_lost_tensor_says_to_put_a_value_there(path, tmp_path, allow_pickle):
     damage(path, "list.0")
-    with pytest.raises(
-        ringstow.InvalidStateError, match="lost; put a value in its place"
-    ) as caught:
-        ringstow.save(salvage(path), tmp_path / "newer", allow_pickle=allow_pickle)
+    loaded = salvage(path)
+    with pytest.raises(ringstow.InvalidStateError, match="lost; put a value in its pl") as caught:
+        ringstow.save(loaded, tmp_path / "newer", allow_pickle=allow_pickle)
     assert "list" in str(caught.value)
     assert "allow_pickle" not in str(caught.value)
 
@@ -189,9 +182,9 @@ def test_partial_load_ignores_damage_elsewhere(path):
         warnings.simplefilter("error")
         loaded = ringstow.load(path, prefix="list", on_corrupt="skip")
     assert loaded.damaged == ()
-    assert names(salvage(path, prefix="model").damaged) == ["model.b"]
+    assert names(salvage(path, prefix="model")) == ["model.b"]
     assert dict(salvage(path, keys=["model.b"])) == {"model": {}}
-    assert names(salvage(path, framework="numpy").damaged) == ["model.b"]
+    assert names(salvage(path, framework="numpy")) == ["model.b"]
 
 
 def test_tied_tensors_are_missing_under_every_name(tmp_path):
@@ -201,36 +194,15 @@ def test_tied_tensors_are_missing_under_every_name(tmp_path):
     assert list(salvage(tmp_path / "c")) == ["c"]
 
 
-@pytest.mark.parametrize("harm", ["missing", "cut", "empty"])
-def test_missing_or_cut_file_loses_only_its_tensors(tmp_path, harm):
-    path = tmp_path / "c"
-    ringstow.save(state_of(), path, config=FILES)
-    assert len(shards_of(path)) > 2
-    file, begin = place_of(path, "list.0")
-    if harm == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: begin + 100 if harm == "cut" else 0])
-    report = ringstow.verify(path)
-    assert not report.ok
-    assert "list.0" in report.damaged_tensors
-    assert (report.problem is not None) == (harm == "missing")
-    loaded = salvage(path)
-    assert set(names(loaded.damaged)) == set(report.damaged_tensors)
-    whole = state_of()
-    for name in ("a", "b"):
-        if f"model.{name}" not in report.damaged_tensors:
-            assert_same(loaded["model"][name], whole["model"][name])
-    with pytest.raises((ringstow.MissingFilesError, ringstow.CorruptCheckpointError)):
-        ringstow.load(path)
-
-
 def test_open_reads_what_is_there_of_a_checkpoint_with_missing_files(tmp_path, caplog):
     path = tmp_path / "c"
     ringstow.save(state_of(), path, config=FILES)
     file, _ = place_of(path, "list.0")
     file.unlink()
-    lost = ringstow.verify(path).damaged_tensors
+    report = ringstow.verify(path)
+    lost = report.damaged_tensors
+    assert report.problem
+    assert set(names(salvage(path))) == set(lost)
     with ringstow.open(path) as ckpt:
         assert file.name in caplog.text
         assert len(ckpt) == 9
@@ -245,22 +217,23 @@ def test_open_reads_what_is_there_of_a_checkpoint_with_missing_files(tmp_path, c
                 assert entry.load() is not None
 
 
+def lost_of(state):
+    return state["model"]["b"], state["list"][0], state["pair"][0], state["ema"].weight
+
+
 def test_load_into_keeps_targets_of_damaged_tensors(path):
     damage(path, "model.b", "list.0", "pair.0", "ema.weight")
     state = state_of()
-    for value in (state["model"]["a"], state["model"]["b"], state["list"][0], state["list"][2]):
+    for value in (*lost_of(state), state["model"]["a"], state["list"][2]):
         value.fill_(-1)
-    state["pair"][0].fill_(-1)
-    state["ema"].weight.fill_(-1)
     state["step"] = 0
     with pytest.warns(ringstow.CorruptCheckpointWarning, match=r"model\.b"):
         report = ringstow.load_into(state, path, on_corrupt="skip")
-    assert sorted(names(report.damaged)) == ["ema.weight", "list.0", "model.b", "pair.0"]
+    assert sorted(names(report)) == ["ema.weight", "list.0", "model.b", "pair.0"]
     assert (report.missing, report.unexpected) == ((), ())
     expected = state_of()
-    for value in (expected["model"]["b"], expected["list"][0], expected["pair"][0]):
+    for value in lost_of(expected):
         value.fill_(-1)
-    expected["ema"].weight.fill_(-1)
     assert_same(state, expected)
 
 
@@ -308,18 +281,9 @@ def test_wrong_choices_are_refused(path):
         ringstow.load_into({}, path, on_corrupt="skip", verify=False)
 
 
-def test_a_file_that_grew_loads_whole_with_a_warning(path, caplog):
-    with open(shards_of(path)[0], "ab") as file:
-        file.write(b"xx")
-    with caplog.at_level("WARNING"):
-        state = ringstow.load(path, on_corrupt="skip", config=CONFIG)
-    assert state.damaged == ()
-    assert "longer than the manifest says" in caplog.text
-
-
 def test_an_empty_manifest_is_called_empty(path):
     (path / "manifest.json").write_bytes(b"")
     with pytest.raises(
-        ringstow.CorruptCheckpointError, match="length in bytes should be more than 0"
+        ringstow.CorruptCheckpointError, match="length in bytes should be more than"
     ):
         ringstow.load(path, config=CONFIG)

@@ -4,8 +4,6 @@ torch increments a tensor's version only after an operation ends. The tests use 
 are long enough to overlap with a save; on a machine where they are too short, nothing is tested.
 """
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -20,6 +18,16 @@ ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LONG = 1 << 24  # elements: tens of milliseconds to add to
 SAVED = 1 << 18
 ROUNDS = 8
+
+
+def adding(tensor):
+    """Return a thread that has begun to add to each element of a tensor."""
+    thread = threading.Thread(target=tensor.add_, args=(1,))
+    thread.start()
+    first = tensor.numpy()
+    while first[0] == 0:
+        pass
+    return thread
 
 
 def outcome(handle, path):
@@ -43,11 +51,7 @@ def test_save_waits_for_operation_of_another_thread(tmp_path):
         hold = LazyTensor("F32", (SAVED,), 4 * SAVED, load)
         path = tmp_path / str(number)
         handle = ringstow.save_async({"hold": hold, "t": tensor[:SAVED]}, path, config=ONE)
-        thread = threading.Thread(target=tensor.add_, args=(1,))
-        thread.start()
-        first = tensor.numpy()
-        while first[0] == 0:
-            pass
+        thread = adding(tensor)
         may_go_on.set()  # the save copies the rest now, while the other thread still adds
         assert outcome(handle, path) == "refused"
         thread.join()
@@ -65,14 +69,10 @@ def test_save_waits_for_operation_of_the_caller(tmp_path):
 def test_snapshot_during_an_operation_of_another_thread_is_not_torn(tmp_path):
     for number in range(2 * ROUNDS):
         tensor = torch.zeros(LONG)
-        thread = threading.Thread(target=tensor.add_, args=(1,))
         path = tmp_path / str(number)
         begin = number * LONG // 32
         part = tensor[begin : begin + LONG // 16]
-        thread.start()
-        first = tensor.numpy()
-        while first[0] == 0:
-            pass
+        thread = adding(tensor)
         try:
             ringstow.save_async({"t": part}, path, staging="snapshot").result()
         except ringstow.TornSaveError:

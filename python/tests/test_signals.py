@@ -1,7 +1,5 @@
 """Saves in signal handlers: which are refused, and which work."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -64,8 +62,7 @@ signal.signal(signal.SIGTERM, handler)
 @pytest.mark.parametrize("how", [IN_THE_BACKGROUND, AWAITED], ids=["background", "awaited"])
 def test_signal_handler_is_refused_during_a_save(how, tmp_path):
     for seconds in (1, 4, 16):  # until the signal comes during the save
-        done = python(START + REFUSED + how, tmp_path / "c", seconds)
-        assert done.returncode == 0, done.stderr
+        done = python(START + REFUSED + how, tmp_path / "c", seconds, check=True)
         if done.stdout:
             break
         ringstow.remove(tmp_path / "c")
@@ -75,15 +72,13 @@ def test_signal_handler_is_refused_during_a_save(how, tmp_path):
 
 
 def test_a_handler_may_cancel_the_save_and_save_to_its_path(tmp_path):
-    done = python(START + CANCELLED_FIRST + IN_THE_BACKGROUND, tmp_path / "c", 1)
-    assert done.returncode == 0, done.stderr
+    python(START + CANCELLED_FIRST + IN_THE_BACKGROUND, tmp_path / "c", 1, check=True)
     assert ringstow.load(tmp_path / "c") == {"last": 1}
 
 
 @pytest.mark.parametrize("how", [IN_THE_BACKGROUND, AWAITED], ids=["background", "awaited"])
 def test_a_handler_may_save_to_another_path(how, tmp_path):
-    done = python(START + ELSEWHERE + how, tmp_path / "c", 1)
-    assert done.returncode == 0, done.stderr
+    python(START + ELSEWHERE + how, tmp_path / "c", 1, check=True)
     assert ringstow.load(tmp_path / "c-last") == {"last": 1}
     assert list(ringstow.load(tmp_path / "c")) == ["a"]
 
@@ -111,8 +106,7 @@ logging.warning("interrupt me")
 
 def test_signal_handler_may_save_during_logging(tmp_path):
     """The thread that waits for the save logs the warnings; it already holds the lock."""
-    done = python(START + WARNS, tmp_path / "c", 1, limit=30)
-    assert done.returncode == 0, done.stderr
+    done = python(START + WARNS, tmp_path / "c", 1, limit=30, check=True)
     assert done.stdout.count("the trace could not be written") == 2
     assert ringstow.load(tmp_path / "c") == {"a": 1}
 
@@ -129,6 +123,5 @@ with threading._shutdown_locks_lock:  # as while a thread starts
 
 @pytest.mark.skipif(not hasattr(threading, "_shutdown_locks_lock"), reason="a lock of Python 3.11")
 def test_signal_handler_may_save_during_a_thread_start(tmp_path):
-    done = python(START + STARTS_NO_THREAD, tmp_path / "c", 1, limit=30)
-    assert done.returncode == 0, done.stderr
+    python(START + STARTS_NO_THREAD, tmp_path / "c", 1, limit=30, check=True)
     assert ringstow.load(tmp_path / "c") == {"a": 1}

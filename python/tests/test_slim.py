@@ -1,10 +1,9 @@
 """A part of a checkpoint that was saved apart can be dropped, and the rest loads as before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ringstow
 
@@ -21,8 +20,21 @@ def size(path):
     return sum(file.stat().st_size for file in path.iterdir())
 
 
-def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
-    path, state = tmp_path / "step-1", state_of()
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "step-1"
+
+
+def slimmed(path):
+    """Save with the optimizer apart, and drop it; return what was saved."""
+    state = state_of()
+    ringstow.save(state, path, droppable=["optimizer"])
+    ringstow.slim(path, drop=["optimizer"])
+    return state
+
+
+def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path, path):
+    state = state_of()
     ringstow.save(state, path, step=1, droppable=["optimizer"])
     before = size(path)
     done = ringstow.slim(path, drop=["optimizer"])
@@ -40,21 +52,16 @@ def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
     assert ringstow.slim(path, drop=["optimizer"]).names == ()
 
 
-def test_load_into_a_whole_state_says_that_the_part_was_dropped(tmp_path):
-    path, state = tmp_path / "step-1", state_of()
-    ringstow.save(state, path, droppable=["optimizer"])
-    ringstow.slim(path, drop=["optimizer"])
+def test_load_into_a_whole_state_says_that_the_part_was_dropped(path):
+    state = slimmed(path)
     with pytest.raises(ringstow.KeyMismatchError, match="`slim` has dropped optimizer"):
         ringstow.load_into(state, path)
-    report = ringstow.load_into(state, path, strict=False)
-    assert report.missing
+    assert ringstow.load_into(state, path, strict=False).missing
 
 
 @pytest.mark.parametrize("prefix", ["optimizer", "optimizer.", "optimizer.state"])
-def test_loads_of_parts_say_that_the_part_was_dropped(tmp_path, prefix):
-    path = tmp_path / "step-1"
-    ringstow.save(state_of(), path, droppable=["optimizer"])
-    ringstow.slim(path, drop=["optimizer"])
+def test_loads_of_parts_say_that_the_part_was_dropped(path, prefix):
+    slimmed(path)
     said = "`slim` has dropped optimizer"
     with pytest.raises(ringstow.KeyMismatchError, match=said):
         ringstow.load(path, prefix=prefix)
@@ -67,25 +74,21 @@ def test_loads_of_parts_say_that_the_part_was_dropped(tmp_path, prefix):
     assert said not in str(never.value)
 
 
-def test_background_save_sets_parts_apart_too(tmp_path):
-    path = tmp_path / "step-1"
+def test_background_save_sets_parts_apart_too(path):
     ringstow.save_async(state_of(), path, droppable=["optimizer.state"]).result()
     assert ringstow.slim(path, drop=["optimizer.state"]).tensors == 6
     assert list(ringstow.load(path)["optimizer"]) == ["param_groups"]
 
 
-def test_optimizer_without_tensors_is_set_apart_and_dropped(tmp_path):
-    path = tmp_path / "step-0"
-    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
-    ringstow.save(
-        {"w": np.ones(3), "optimizer": optimizer.state_dict()}, path, droppable=["optimizer"]
-    )
+def test_optimizer_without_tensors_is_set_apart_and_dropped(path):
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters()).state_dict()
+    ringstow.save({"w": np.ones(3), "optimizer": optimizer}, path, droppable=["optimizer"])
     assert ringstow.slim(path, drop=["optimizer"]).tensors == 0
     assert list(ringstow.load(path)) == ["w"]
 
 
-def test_part_that_was_not_saved_apart_stays(tmp_path):
-    path, state = tmp_path / "step-1", state_of()
+def test_part_that_was_not_saved_apart_stays(path):
+    state = state_of()
     ringstow.save(state, path)
     with pytest.raises(ringstow.InvalidStateError, match="name it in `droppable` of the save"):
         ringstow.slim(path, drop=["optimizer"])
@@ -101,16 +104,13 @@ def test_part_that_was_not_saved_apart_stays(tmp_path):
         (["optimiser"], ringstow.InvalidStateError, "nothing named 'optimiser'"),
     ],
 )
-def test_wrong_names_are_refused_before_anything_is_written(tmp_path, names, error, message):
+def test_wrong_names_are_refused_before_anything_is_written(path, names, error, message):
     with pytest.raises(error, match=message):
-        ringstow.save(state_of(), tmp_path / "step-1", droppable=names)
-    assert not (tmp_path / "step-1").exists()
+        ringstow.save(state_of(), path, droppable=names)
+    assert not path.exists()
 
 
-def test_checkpoint_that_pytorch_saved_over_is_not_slimmed(tmp_path):
-    import torch.distributed.checkpoint as dcp
-
-    path = tmp_path / "step-1"
+def test_checkpoint_that_pytorch_saved_over_is_not_slimmed(path):
     ringstow.save(state_of(), path, droppable=["optimizer"])
     dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
     with pytest.raises(ringstow.Error, match="PyTorch"):
@@ -119,17 +119,13 @@ def test_checkpoint_that_pytorch_saved_over_is_not_slimmed(tmp_path):
         ringstow.load(path)
 
 
-def test_part_that_could_not_be_dropped_later_is_not_set_apart(tmp_path):
-    for state, name in (
-        ({True: {"w": torch.ones(2)}, "m": 1}, "True"),
-        ({"a": [torch.ones(2)]}, "a.0"),
-    ):
+def test_part_that_could_not_be_dropped_later_is_not_set_apart(path):
+    for name, state in {"True": {True: {"w": 1}, "m": 1}, "a.0": {"a": [torch.ones(2)]}}.items():
         with pytest.raises(ringstow.InvalidStateError, match="nothing named"):
-            ringstow.save(state, tmp_path / "step-1", droppable=[name])
+            ringstow.save(state, path, droppable=[name])
 
 
-def test_tensors_that_the_model_shares_with_the_part_keep_none_of_its_files(tmp_path):
-    path = tmp_path / "step-1"
+def test_tensors_that_the_model_shares_with_the_part_keep_none_of_its_files(path):
     weight, moment = torch.ones(5000), torch.full((50_000,), 2.0)
     # the optimizer comes first, so the weight has its name
     state = {"optimizer": {"params": {"w": weight}, "m": moment}, "model": {"w": weight}}

@@ -1,7 +1,5 @@
 """Small files that claim much: they take no more memory or time than others of their size."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from converted import metadata_of
 from support import assert_same, manifest_of, reseal
 
 import ringstow
@@ -17,8 +16,6 @@ from ringstow._foreign import _pickles
 from ringstow._state.tensors._memory import overlapping
 from ringstow._state.tree import _packed_values
 from ringstow.convert import convert
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 PRIME = (1 << 61) - 1  # integers that differ by multiples of it have one hash
 
@@ -38,17 +35,14 @@ def with_state(at, tree):
 @pytest.mark.parametrize(
     "views",
     [
-        lambda: {"huge": torch.ones(1).expand(10**9), "w": torch.ones(2)},
-        lambda: {"w": torch.ones(2), "deep": [torch.ones(1).expand(1 << 20, 1 << 10)]},
-        lambda: {
-            "w": torch.ones(2),
-            **{f"v{n}": torch.ones(1).expand(10**6 + n) for n in range(40)},
-        },
+        lambda: {"huge": torch.ones(1).expand(10**9)},
+        lambda: {"deep": [torch.ones(1).expand(1 << 20, 1 << 10)]},
+        lambda: {f"v{n}": torch.ones(1).expand(10**6 + n) for n in range(40)},
     ],
     ids=["one", "nested", "many"],
 )
 def test_views_of_few_elements_are_refused_before_they_are_copied(at, views):
-    torch.save(views(), at / "x.pt")
+    torch.save({"w": torch.ones(2), **views()}, at / "x.pt")
     for target in ("ringstow", "torch", "hf"):
         with pytest.raises(ringstow.FormatError, match=r"x\.pt has \d+ bytes, and its tensors"):
             convert(at / "x.pt", at / target, target=target)
@@ -118,9 +112,7 @@ class Forged:
 def test_arrays_over_the_same_bytes_are_damage(at, kind):
     data = bytes(1 << 20)
     torch.save({"v": [Forged(kind, data) for _ in range(5000)]}, at / "x.pt")
-    with pytest.raises(
-        ringstow.CorruptCheckpointError, match="arrays of numpy have the same 10485"
-    ):
+    with pytest.raises(ringstow.CorruptCheckpointError, match="arrays of numpy have the same 1048"):
         ringstow.load(at / "x.pt")
 
 
@@ -175,9 +167,8 @@ def test_a_pickle_with_keys_that_collide_is_refused_at_once(at, how):
     if how == "metadata of dcp":
         (at / "x.pt").unlink()
         dcp.save({"w": torch.ones(1)}, checkpoint_id=at / "x.pt", no_dist=True)
-        metadata = pickle.loads((at / "x.pt" / ".metadata").read_bytes())
-        metadata.planner_data = dict.fromkeys(keys, ("w",))
-        (at / "x.pt" / ".metadata").write_bytes(pickle.dumps(metadata))
+        with metadata_of(at / "x.pt") as metadata:
+            metadata.planner_data = dict.fromkeys(keys, ("w",))
     if how == "object of dcp":
         dcp.save({"v": (state["v"],)}, checkpoint_id=at / "x.pt.dcp", no_dist=True)
         (at / "x.pt").unlink()

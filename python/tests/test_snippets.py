@@ -10,9 +10,8 @@ import pytest
 import snippets
 import torch
 from stores.fixtures import Bucket
-from support import missing
+from support import ROOT, missing
 
-ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 WITH_SNIPPETS = [page for page in PAGES if any(snippets.snippets(page))]
 NEED_A_GPU = {"gpu.md"}
@@ -44,8 +43,7 @@ def test_snippets_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
             missing(f"{error}: pip install './python[test]'")
     if page.name in NEED_A_STORE:
         Bucket(request.getfixturevalue("bucket").server, "bucket")
-    done = forked.script(snippets.__file__, page, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    forked.script(snippets.__file__, page, cwd=tmp_path, check=True)
 
 
 # The names of `snippets.trainer`.

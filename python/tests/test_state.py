@@ -1,22 +1,19 @@
 """Any state loads equal, including types and order; other values are refused by name."""
 
-from __future__ import annotations
-
 import collections
 import json
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import assert_same, codec, python
+from support import assert_same, codec, python, raising
 
 from ringstow import FormatError, InvalidStateError, UnsupportedError
 from ringstow._state.tensors import _torch
-from ringstow._state.tree import _encode, _skeleton
+from ringstow._state.tree import _build, _encode, _skeleton
 
 TORCH_DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]
 FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # older supported versions of torch lack it
@@ -133,22 +130,10 @@ def test_floats_are_never_mistaken_for_ints():
     assert tree == '{"x":[1.0,1e+16,1e+300,-0.0]}'
 
 
-def test_module_state_dict_keeps_its_metadata():
-    state = torch.nn.BatchNorm1d(3).state_dict()
-    back = codec({"model": state})["model"]
-    assert back._metadata == state._metadata
-    assert type(back._metadata) is collections.OrderedDict
-
-
 def test_names_that_collide_get_a_suffix():
     a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
     encoded = _encode.encode({"x": {"y": a}, "x.y": b, "x.y#2": c})
     assert [spec[0] for spec in encoded.tensors] == ["x.y", "x.y#2", "x.y#2#2"]
-
-
-def test_int_and_str_keys_do_not_collide():
-    state = {"s": {0: torch.zeros(1), "0": torch.ones(1)}}
-    assert_same(codec(state), state)
 
 
 def test_tied_tensors_are_stored_once_and_tied_again():
@@ -162,25 +147,6 @@ def test_tied_tensors_are_stored_once_and_tied_again():
     assert back["a"].untyped_storage()._cdata == back["c"].untyped_storage()._cdata
 
 
-def test_same_address_but_other_shape_is_not_tied():
-    weight = torch.arange(6.0)
-    state = {"flat": weight, "square": weight.view(2, 3), "bits": weight.view(torch.int32)}
-    assert len(_encode.encode(state).tensors) == 3
-    assert_same(codec(state), state)
-
-
-def test_empty_tensors_are_not_tied():
-    state = {"a": torch.empty(0), "b": torch.empty(0)}
-    assert len(_encode.encode(state).tensors) == 2
-
-
-def test_an_array_and_a_tensor_over_it_stay_tied():
-    array = np.arange(3.0)
-    back = codec({"a": array, "t": torch.from_numpy(array)})
-    back["a"][0] = 9
-    assert back["t"][0] == 9
-
-
 def test_loaded_slice_has_its_own_storage():
     big = torch.arange(1000.0)
     back = codec({"part": big[10:12]})
@@ -188,25 +154,13 @@ def test_loaded_slice_has_its_own_storage():
 
 
 def test_parameters_and_subclasses_come_back_as_plain_tensors():
-    class Special(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, *args, **kwargs):
-            raise AssertionError("a save must not run a sub-class's code")
-
-    state = {"p": torch.nn.Parameter(torch.ones(2)), "s": torch.ones(2).as_subclass(Special)}
+    state = {"p": torch.nn.Parameter(torch.ones(2)), "s": torch.ones(2).as_subclass(Watched)}
     back = codec(state)
     for tensor in back.values():
         assert type(tensor) is torch.Tensor
         assert not tensor.requires_grad
         assert not tensor._is_view()
         assert tensor.tolist() == [1, 1]
-
-
-def test_conjugated_and_negated_views_are_resolved():
-    z = torch.tensor([1 + 2j, 3 - 4j])
-    state = {"conj": z.conj(), "neg": z.conj().imag}
-    assert state["neg"].is_neg()
-    assert_same(codec(state), state)
 
 
 def test_a_swapped_out_parameter_stays_in_memory():
@@ -218,102 +172,90 @@ def test_a_swapped_out_parameter_stays_in_memory():
     assert encoded.tensors[0][1][-1].data_ptr() == address
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_expanded_tensors_are_saved_dense(dtype):
-    tensor = torch.empty(1, 2, dtype=dtype)
-    tensor.view(torch.uint8).fill_(1)
-    state = {"t": tensor.expand(3, 2)}
+FLAT = torch.arange(6.0)
+MOVED = collections.OrderedDict(a=1, b=2)
+MOVED.move_to_end("a")
+SHARED = [1, 2]
+COUNTS = collections.Counter({"a": 2**80, 2**70: 1, 0.5: math.inf})
+# States, and the number of their tensors.
+EQUAL = {
+    "keys of two types": ({"s": {0: torch.zeros(1), "0": torch.ones(1)}}, 2),
+    "one address, other shapes": (
+        {"flat": FLAT, "square": FLAT.view(2, 3), "bits": FLAT.view(torch.int32)},
+        3,
+    ),
+    "no elements": ({"a": torch.empty(0), "b": torch.empty(0)}, 2),
+    "a container twice": ({"a": SHARED, "b": SHARED}, 0),
+    "a changed order": ({"x": MOVED}, 0),
+    "large and endless counts": ({"x": COUNTS}, 0),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_state_comes_back_equal_and_what_is_not_tied_is_not(name):
+    state, count = EQUAL[name]
     assert_same(codec(state), state)
+    assert len(_encode.encode(state).tensors) == count
 
 
-class Settings(dict):
-    """A type that the format cannot represent."""
+never = classmethod(raising(AssertionError("a save must not run a sub-class's code")))
+Watched = type("Watched", (torch.Tensor,), {"__torch_function__": never})
+DTensor = type("DTensor", (torch.Tensor,), {"__torch_dispatch__": never})
 
 
-def test_load_of_pickles_needs_allow_pickle():
-    tree = _encode.encode({"a": {"b": Settings(a=1)}}, allow_pickle=True).tree
-    with pytest.raises(UnsupportedError, match=r"a\['b'\].*allow_pickle=True"):
-        codec_of_tree(tree)
+def freed():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
-def test_unpicklable_value_is_named():
-    with pytest.raises(InvalidStateError, match=r"a\['f'\] is a function.*can't be pickled"):
-        _encode.encode({"a": {"f": lambda: 1}}, allow_pickle=True)
+def with_note():
+    odict = collections.OrderedDict()
+    odict.note = "lost?"
+    return odict
+
+
+REFUSED = [
+    (
+        lambda: {"a": {"f": lambda: 1}},
+        InvalidStateError,
+        r"a\['f'\] is a function.*can't be pickled",
+    ),
+    (
+        lambda: {"a": torch.Tensor._make_wrapper_subclass(DTensor, (2,))},
+        UnsupportedError,
+        "ringstow.dcp.StorageWriter",
+    ),
+    (lambda: {"a": freed()}, InvalidStateError, "^a has no memory: it needs 16 bytes"),
+    (lambda: {"a": {torch.ones(1): 1}}, InvalidStateError, "^a has a tensor as a key"),
+    (lambda: {"a": {(1, ("x", torch.ones(1))): 1}}, InvalidStateError, "^a has a tensor as a key"),
+    (lambda: {"a": ["\ud800"]}, InvalidStateError, "^a.*surrogate"),
+    (lambda: {"a": {"\ud800": 1}}, InvalidStateError, "^a.*surrogate"),
+    (lambda: {"a": {1: {"\ud800": 1}}}, InvalidStateError, "^a.*surrogate"),
+    (lambda: {"a": with_note()}, InvalidStateError, "^a is an OrderedDict.*'note'"),
+    (lambda: [], InvalidStateError, "must be a dict"),
+    (lambda: None, InvalidStateError, "must be a dict"),
+    (lambda: torch.ones(1), InvalidStateError, "must be a dict"),
+    (lambda: collections.defaultdict(int), InvalidStateError, "must be a dict"),
+    pytest.param(
+        *(lambda: {"a": [torch.empty((), dtype=FLOAT4)]}, UnsupportedError, r"a\[0\].*reshape"),
+        marks=pytest.mark.skipif(FLOAT4 is None, reason="torch without 4-bit floats"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "said"), REFUSED, ids=lambda each: str(each)[:40])
+def test_what_cannot_be_saved_is_named_with_a_remedy(make, error, said):
+    for allow_pickle in (True, False) if "pickled" not in said else (True,):
+        with pytest.raises(error, match=said):
+            _encode.encode(make(), allow_pickle=allow_pickle)
 
 
 def codec_of_tree(tree):
-    from ringstow._state.tree import _build
-
     contents = _build.Contents("/ckpt", {}.get)
     skeleton = _skeleton.parse(tree, "/ckpt")
     _build.Survey(contents).add(skeleton)
     return _build.Builder(contents, {}).value(skeleton)
-
-
-def quantized():
-    with warnings.catch_warnings(action="ignore"):
-        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-
-
-def nested_tensor():
-    with warnings.catch_warnings(action="ignore"):
-        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-
-
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
-        (lambda: torch.ones(3).to_mkldnn(), "to_dense"),
-        (lambda: torch.ones(3, device="meta"), "materialize"),
-        (nested_tensor, "unbind"),
-        (quantized, "int_repr"),
-    ],
-    ids=["mkldnn", "meta", "nested", "quantized"],
-)
-def test_tensors_that_are_not_dense_are_named_with_a_remedy(make, remedy):
-    with pytest.raises(UnsupportedError, match=rf"a\[0\].*{remedy}"):
-        _encode.encode({"a": [make()]}, allow_pickle=True)
-
-
-@pytest.mark.skipif(FLOAT4 is None, reason="torch without 4-bit floats")
-def test_4_bit_scalar_is_refused_with_a_remedy():
-    with pytest.raises(UnsupportedError, match=r"a\[0\].*reshape"):
-        _encode.encode({"a": [torch.empty((), dtype=FLOAT4)]}, allow_pickle=True)
-
-
-def test_dtensors_point_to_the_distributed_writer():
-    class DTensor(torch.Tensor):
-        @classmethod
-        def __torch_dispatch__(cls, *args, **kwargs):
-            raise AssertionError("a save must not run a sub-class's code")
-
-    tensor = torch.Tensor._make_wrapper_subclass(DTensor, (2,))
-    with pytest.raises(UnsupportedError, match="ringstow.dcp.StorageWriter"):
-        _encode.encode({"a": tensor})
-
-
-def test_freed_storage_is_refused():
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(0)
-    with pytest.raises(InvalidStateError, match=r"^a has no memory: it needs 16 bytes"):
-        _encode.encode({"a": tensor})
-
-
-def test_lazy_parameters_are_refused():
-    layer = torch.nn.LazyLinear(3)
-    with pytest.raises(InvalidStateError, match=r"^weight is not initialized"):
-        _encode.encode({"weight": layer.weight})
-
-
-@pytest.mark.parametrize("wrap", [lambda key: key, lambda key: (1, ("x", key))])
-def test_a_tensor_as_a_key_is_refused(wrap):
-    with pytest.raises(InvalidStateError, match="^a has a tensor as a key"):
-        _encode.encode({"a": {wrap(torch.ones(1)): 1}})
-
-
-def test_container_may_occur_twice():
-    shared = [1, 2]
-    assert codec({"a": shared, "b": shared}) == {"a": [1, 2], "b": [1, 2]}
 
 
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {0: v}])
@@ -344,50 +286,10 @@ thread.join()
 
 
 @pytest.mark.parametrize(
-    "state", [{"a": ["\ud800"]}, {"a": {"\ud800": 1}}, {"a": {1: {"\ud800": 1}}}]
-)
-def test_lone_surrogates_are_named(state):
-    with pytest.raises(InvalidStateError, match="^a.*surrogate"):
-        _encode.encode(state)
-
-
-def test_ordered_dict_with_extra_attributes_is_refused():
-    odict = collections.OrderedDict()
-    odict.note = "lost?"
-    with pytest.raises(InvalidStateError, match=r"^a is an OrderedDict.*'note'"):
-        _encode.encode({"a": odict})
-
-
-@pytest.mark.parametrize("state", [[], None, torch.ones(1), collections.defaultdict(int)])
-def test_the_root_must_be_a_dict(state):
-    with pytest.raises(InvalidStateError, match="must be a dict"):
-        _encode.encode(state)
-
-
-def test_ordered_dict_keeps_its_changed_order():
-    odict = collections.OrderedDict(a=1, b=2)
-    odict.move_to_end("a")
-    assert list(codec({"x": odict})["x"]) == ["b", "a"]
-
-
-def test_a_counter_of_large_and_endless_numbers_comes_back():
-    counts = collections.Counter({"a": 2**80, 2**70: 1, 0.5: math.inf})
-    assert_same(codec({"x": counts}), {"x": counts})
-
-
-@pytest.mark.parametrize(
     "tree",
     [
-        "",
-        "[]",
-        "1",
-        '{"a":',
-        '{"a":NaN}',
-        '{"a":1,"a":2}',
-        '{"a":{"$new":1}}',
-        '{"a":{"$int":1}}',
-        '{"a":{"$int":"1e5"}}',
-        '{"a":{"$int":"' + "9" * 100_000 + '"}}',
+        *("", "[]", "1", '{"a":', '{"a":NaN}', '{"a":1,"a":2}', '{"a":{"$new":1}}'),
+        *('{"a":{"$int":1}}', '{"a":{"$int":"1e5"}}', '{"a":{"$int":"' + "9" * 100_000 + '"}}'),
         '{"a":' + "9" * 100_000 + "}",
         '{"a":{"$float":"1.0"}}',
         '{"a":{"$bytes":"!"}}',

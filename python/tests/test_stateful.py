@@ -1,8 +1,7 @@
 """Objects in a state: modules, optimizers, schedulers and others go in and out by themselves."""
 
-from __future__ import annotations
-
 import collections
+import copy
 import dataclasses
 import logging
 import random
@@ -11,6 +10,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from support import assert_same, raising
 
 import ringstow
 
@@ -36,6 +36,21 @@ def steps(state, first, last):
         state["scheduler"].step()
 
 
+def trained(path, count):
+    """Save a training after some steps; return it."""
+    whole = training()
+    steps(whole, 0, count)
+    ringstow.save(whole, path)
+    return whole
+
+
+def loaded(path, **options):
+    """Return another training, filled from a checkpoint."""
+    again = training(seed=1, **options)
+    ringstow.load_into(again, path)
+    return again
+
+
 def learned(state):
     model, optimizer, scheduler = state["model"], state["optimizer"], state["scheduler"]
     found = [*model.state_dict().values()]
@@ -47,8 +62,7 @@ def learned(state):
 
 
 def assert_alike(one, other):
-    for here, there in zip(learned(one), learned(other), strict=True):
-        assert torch.equal(here, there)
+    assert all(torch.equal(*pair) for pair in zip(learned(one), learned(other), strict=True))
 
 
 def store(way, state, path):
@@ -96,9 +110,7 @@ def test_an_optimizer_that_has_not_stepped_is_filled(tmp_path, optimizer):
 
     step(whole)
     ringstow.save(whole, tmp_path / "a")
-    again = training(seed=1, optimizer=kind)
-    ringstow.load_into(again, tmp_path / "a")
-    assert_alike(whole, again)
+    assert_alike(whole, loaded(tmp_path / "a", optimizer=kind))
 
 
 @pytest.mark.parametrize("saved", ["objects", "dicts"])
@@ -120,20 +132,16 @@ def test_what_one_form_saves_the_other_loads(tmp_path, saved):
 
 
 def test_what_load_returns_of_objects_is_what_their_load_state_dict_takes(tmp_path):
-    whole, again = training(), training(seed=1)
-    steps(whole, 0, 3)
-    ringstow.save(whole, tmp_path / "a")
-    loaded = ringstow.load(tmp_path / "a")
-    assert loaded["optimizer"]["param_groups"][0]["params"][0] == "0.weight"
+    whole, again = trained(tmp_path / "a", 3), training(seed=1)
+    state = ringstow.load(tmp_path / "a")
+    assert state["optimizer"]["param_groups"][0]["params"][0] == "0.weight"
     for key, one in again.items():
-        one.load_state_dict(loaded[key])
+        one.load_state_dict(state[key])
     assert_alike(whole, again)
 
 
 def test_an_optimizer_goes_by_the_names_of_its_parameters(tmp_path):
-    whole = training()
-    steps(whole, 0, 2)
-    ringstow.save(whole, tmp_path / "a")
+    whole = trained(tmp_path / "a", 2)
     again = training(seed=1)
     parameters = [*again["model"].parameters()]
     again["optimizer"] = torch.optim.AdamW(parameters[::-1], lr=0.3)
@@ -246,8 +254,7 @@ def test_an_object_that_is_twice_in_a_state_is_saved_once_and_filled(tmp_path):
 
 def test_an_objects_failure_names_its_key(tmp_path):
     class Broken(Average):
-        def load_state_dict(self, state):
-            raise RuntimeError("no")
+        load_state_dict = raising(RuntimeError("no"))
 
     ringstow.save({"a": {"b": Average(1)}}, tmp_path / "a")
     with pytest.raises(RuntimeError, match="no") as caught:
@@ -255,8 +262,7 @@ def test_an_objects_failure_names_its_key(tmp_path):
     assert caught.value.__notes__ == ["raised by load_state_dict() of a['b']"]
 
     class Silent(Average):
-        def state_dict(self):
-            raise RuntimeError("never")
+        state_dict = raising(RuntimeError("never"))
 
     with pytest.raises(RuntimeError) as caught:
         ringstow.save({"a": [Silent(1)]}, tmp_path / "b")
@@ -270,22 +276,19 @@ def test_a_class_is_no_object_with_a_state(tmp_path):
 
 
 def test_another_model_changes_nothing_and_names_each_difference(tmp_path):
-    ringstow.save(training(), tmp_path / "a")
+    trained(tmp_path / "a", 0)
     other = training()
     other["model"] = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Linear(7, 2))
     other["optimizer"] = torch.optim.AdamW(other["model"].parameters(), lr=0.1)
-    before = [one.clone() for one in other["model"].state_dict().values()]
+    before = copy.deepcopy(other["model"].state_dict())
     with pytest.raises(ringstow.KeyMismatchError) as caught:
         ringstow.load_into(other, tmp_path / "a")
     assert "model.0.weight is F32 [7, 4] here and F32 [5, 4] in the checkpoint" in str(caught.value)
-    for one, was in zip(other["model"].state_dict().values(), before, strict=True):
-        assert torch.equal(one, was)
+    assert_same(other["model"].state_dict(), before)
 
 
 def test_a_model_with_a_new_layer_keeps_what_it_has_there_without_strict(tmp_path):
-    whole = training()
-    steps(whole, 0, 2)
-    ringstow.save(whole, tmp_path / "a")
+    whole = trained(tmp_path / "a", 2)
     model = torch.nn.Sequential(*training(seed=1)["model"], torch.nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     state = {"model": model, "optimizer": optimizer}
@@ -299,7 +302,7 @@ def test_a_model_with_a_new_layer_keeps_what_it_has_there_without_strict(tmp_pat
 
 
 def test_an_optimizer_that_has_stepped_goes_back_to_one_that_had_not(tmp_path):
-    ringstow.save(training(), tmp_path / "a")
+    trained(tmp_path / "a", 0)
     state = training()
     steps(state, 0, 2)
     ringstow.load_into(state, tmp_path / "a")
@@ -311,9 +314,7 @@ def test_frozen_parameters_have_no_state_of_an_optimizer(tmp_path):
     whole["model"][0].requires_grad_(False)
     steps(whole, 0, 2)
     ringstow.save(whole, tmp_path / "a")
-    again = training(seed=1)
-    ringstow.load_into(again, tmp_path / "a")
-    assert_alike(whole, again)
+    assert_alike(whole, loaded(tmp_path / "a"))
 
 
 def test_slim_drops_the_state_of_an_optimizer_that_was_saved_as_an_object(tmp_path):
@@ -327,16 +328,16 @@ def test_slim_drops_the_state_of_an_optimizer_that_was_saved_as_an_object(tmp_pa
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path):
-    rng = ringstow.RngState()
-
     def draw():
         return random.random(), np.random.rand(), torch.rand(3).tolist()
 
     draw()
-    ringstow.save({"rng": rng}, tmp_path / "a")
+    ringstow.save({"rng": ringstow.RngState()}, tmp_path / "a")
     wanted = draw()
     draw()
     ringstow.load_into({"rng": ringstow.RngState()}, tmp_path / "a")
+    assert draw() == wanted
+    ringstow.RngState().load_state_dict(ringstow.load(tmp_path / "a")["rng"])
     assert draw() == wanted
 
 
@@ -359,11 +360,9 @@ def test_one_process_that_is_none_of_the_ranks_with_a_state_keeps_its_own(tmp_pa
 
 def test_a_state_that_was_never_committed_starts_the_same_training(tmp_path):
     state = training()
-    before = [one.clone() for one in learned(state)]
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         assert manager.restore(into=state) is None
-    for one, was in zip(learned(state), before, strict=True):
-        assert torch.equal(one, was)
+    assert_alike(state, training())
     assert not state["optimizer"].state
 
 
@@ -403,9 +402,7 @@ def test_what_an_optimizer_has_of_its_own_is_filled(tmp_path, has_stepped):
 
 
 def test_parameters_that_the_checkpoint_does_not_know_keep_their_moments(tmp_path):
-    whole = training()
-    steps(whole, 0, 2)
-    ringstow.save(whole, tmp_path / "a")
+    whole = trained(tmp_path / "a", 2)
     model = torch.nn.Sequential(*training(seed=1)["model"], torch.nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.randn(6, 4)).sum().backward()
@@ -526,27 +523,21 @@ def test_rename_maps_the_names_of_a_module_and_of_its_optimizer(tmp_path):
 
 @pytest.mark.parametrize("other", ["RMSprop", "Adagrad", "NAdam", "Adadelta", "ASGD"])
 def test_each_other_type_of_optimizer_is_refused(tmp_path, other):
-    whole = training()
-    steps(whole, 0, 1)
-    ringstow.save(whole, tmp_path / "a")
+    trained(tmp_path / "a", 1)
     state = training(optimizer=getattr(torch.optim, other))
     with pytest.raises(ringstow.KeyMismatchError, match="so leave the optimizer out"):
         ringstow.load_into(state, tmp_path / "a")
 
 
 def test_adam_that_goes_on_with_adamws_moments_stays_adam(tmp_path):
-    whole = training()
-    steps(whole, 0, 1)
-    ringstow.save(whole, tmp_path / "a")
+    trained(tmp_path / "a", 1)
     state = training(optimizer=torch.optim.Adam)
     ringstow.load_into(state, tmp_path / "a")
     assert state["optimizer"].param_groups[0]["decoupled_weight_decay"] is False
 
 
 def test_groups_that_were_divided_in_another_way_keep_their_options(tmp_path, caplog):
-    whole = training()
-    steps(whole, 0, 1)
-    ringstow.save(whole, tmp_path / "a")
+    trained(tmp_path / "a", 1)
     model = training(seed=1)["model"]
     first, *others = model.parameters()
     groups = [{"params": [first], "lr": 0.5}, {"params": others, "lr": 0.25}]
@@ -555,10 +546,3 @@ def test_groups_that_were_divided_in_another_way_keep_their_options(tmp_path, ca
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
     assert len(optimizer.state) == 6
     assert "group 1 has other parameters than any group in the checkpoint" in caplog.text
-
-
-def test_random_numbers_are_set_by_what_load_returns(tmp_path):
-    ringstow.save({"rng": ringstow.RngState()}, tmp_path / "a")
-    wanted = torch.rand(2)
-    ringstow.RngState().load_state_dict(ringstow.load(tmp_path / "a")["rng"])
-    assert torch.equal(torch.rand(2), wanted)

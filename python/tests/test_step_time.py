@@ -3,19 +3,14 @@
 import importlib.util
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import forked
 import pytest
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import step_time  # noqa: E402
-from stepping import gil, report  # noqa: E402
-from stepping.contenders import PLAIN  # noqa: E402
-from stepping.training import Turn  # noqa: E402
+import step_time
+from stepping import gil, report
+from stepping.contenders import PLAIN
+from stepping.training import Turn
+from support import ROOT
 
 DEFAULT = [name for name, row in PLAIN.items() if row.by_default]
 
@@ -45,7 +40,7 @@ with closing:  # what a contender keeps between saves, also until the count
 
 
 def run(*arguments, code=forked.SCRIPT):
-    return forked.python(code, *arguments, name=TOOLS / "step_time.py")
+    return forked.python(code, *arguments, name=ROOT / "tools" / "step_time.py")
 
 
 def test_lost_time_is_the_call_and_what_steps_took_beyond_the_median():

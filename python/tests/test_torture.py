@@ -1,13 +1,9 @@
 """tools/torture.py, the Makefile and the page about tests name the same rigs."""
 
-import pathlib
 import re
-import sys
 
-ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from torture import RIGS  # noqa: E402
+from support import ROOT
+from torture import RIGS
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = sorted(re.findall(r"^torture-([a-z-]+):(?! export)", MAKEFILE, re.MULTILINE))

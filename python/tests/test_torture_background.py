@@ -1,16 +1,9 @@
 """A short run of torture_background.py: a save commits the values of the call or nothing."""
 
-import pathlib
-import sys
-
 import pytest
-
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-from torturing.changes import ORDINARY, SEEN, UNSEEN  # noqa: E402
-from torturing.loops import run  # noqa: E402
-from torturing.trainer import OPTIMIZERS  # noqa: E402
+from torturing.changes import ORDINARY, SEEN, UNSEEN
+from torturing.loops import run
+from torturing.trainer import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,18 +6,14 @@ must not ask for what a rule may have removed.
 
 import dataclasses
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from torturing.managers.look import Entry, Seen  # noqa: E402
-from torturing.managers.oracle import Oracle  # noqa: E402
-from torturing.managers.rules import Limits, Rules, Saved  # noqa: E402
+from support import ROOT
+from torturing.managers.look import Entry, Seen
+from torturing.managers.oracle import Oracle
+from torturing.managers.rules import Limits, Rules, Saved
 
 KILLS = 12
 

@@ -1,7 +1,5 @@
 """Files of torch.save are read with an unpickler of ringstow's own: nothing else notices."""
 
-from __future__ import annotations
-
 import argparse
 import pickle
 import warnings

@@ -1,15 +1,9 @@
 """tools/compare.py --used-memory fills the page cache before each measurement."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-from comparing import memory, processes  # noqa: E402
+from comparing import memory, processes
 
 MIB = 1 << 20
 

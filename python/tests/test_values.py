@@ -1,12 +1,9 @@
 """Every value loads equal, or the save refuses it; loading runs no code."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses
 import io
-import json
 import sys
 import types
 
@@ -24,18 +21,12 @@ from ringstow.convert import convert
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_comes_back_equal(name, tmp_path):
+def test_comes_back_equal_and_is_loaded_into_a_state(name, tmp_path):
     state = {"w": torch.ones(2), "value": EQUAL[name]()}
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c"), state)
     part = ringstow.load(tmp_path / "c", prefix="value")
     assert_same(part, {"value": state["value"]} if "value" in part else {})
-
-
-@pytest.mark.parametrize("name", EQUAL)
-def test_is_loaded_into_a_state(name, tmp_path):
-    state = {"w": torch.ones(2), "value": EQUAL[name]()}
-    ringstow.save(state, tmp_path / "c")
     into = {"w": torch.zeros(2), "value": EQUAL[name]()}
     ringstow.load_into(into, tmp_path / "c")
     assert_same(into, state)
@@ -47,6 +38,9 @@ def test_is_frozen_at_the_call(name):
     back = codec({"value": value})["value"]
     if type(back).__hash__ is None:  # it is mutable
         assert back is not value
+    if isinstance(value, io.BytesIO):
+        value.write(b"xyz")
+        assert back.getvalue() == b"0123456789"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -72,10 +66,9 @@ def test_all_refused_values_are_in_one_error():
 
 
 def test_long_list_of_refused_values_is_truncated():
-    with pytest.raises(InvalidStateError) as caught:
+    with pytest.raises(InvalidStateError, match="^1000 values can't be saved:") as caught:
         _encode.encode({"locks": [object() for _ in range(1000)]})
     lines = str(caught.value).splitlines()
-    assert lines[0] == "1000 values can't be saved:"
     assert "  and 980 more" in lines
     assert len(lines) < 30
 
@@ -194,9 +187,8 @@ TYPES = [
 @pytest.mark.parametrize(("tree", "said"), TYPES, ids=lambda each: str(each)[:50])
 def test_missing_type_is_named_before_any_tensor_changes(tree, said, tmp_path):
     path = changed(tmp_path / "c", lambda _: tree)
-    with pytest.raises(
-        UnsupportedError, match=r"^a (is|was saved as) .*prefix= or keys="
-    ) as caught:
+    match = r"^a (is|was saved as) .*prefix= or keys="
+    with pytest.raises(UnsupportedError, match=match) as caught:
         ringstow.load(path)
     assert said in str(caught.value)
     into = {"w": torch.zeros(2), "a": None}
@@ -225,8 +217,7 @@ else:
     assert ringstow.load(sys.argv[1] + "/c") == {"a": late.A(1)}
 """
     for step in ("save", "load"):
-        ran = python(code, tmp_path, step)
-        assert ran.returncode == 0, ran.stderr
+        python(code, tmp_path, step, check=True)
 
 
 def test_types_of_the_main_module_come_back(tmp_path):
@@ -239,8 +230,7 @@ state = {"config": Config(0.5), "color": Color.RED}
 ringstow.save(state, sys.argv[1])
 assert ringstow.load(sys.argv[1]) == state
 """
-    ran = python(code, tmp_path / "c")
-    assert ran.returncode == 0, ran.stderr
+    python(code, tmp_path / "c", check=True)
 
 
 def test_new_dataclass_field_gets_its_default_made_once(tmp_path, monkeypatch):
@@ -310,17 +300,9 @@ def test_containers_with_fields_that_differ_are_named(tmp_path):
     ]
 
 
-def test_values_are_keys_too(tmp_path):
-    state = {
-        "a": {
-            Color.RED: 1,
-            Point(1, 2): 2,
-            frozenset({1}): 3,
-            1j: 4,
-            Frozen(1): 5,
-            np.str_("x"): 6,
-        }
-    }
+def test_values_are_keys_too():
+    keys = (Color.RED, Point(1, 2), frozenset({1}), 1j, Frozen(1), np.str_("x"))
+    state = {"a": dict.fromkeys(keys, 1)}
     assert_same(codec(state), state)
 
 
@@ -335,13 +317,6 @@ def test_names_of_tensors_follow_the_fields():
 def test_a_set_of_text_is_saved_in_one_order():
     trees = {_encode.encode({"a": set(names)}).tree for names in ("abcdefgh", "hgfedcba")}
     assert trees == {'{"a":{"$set":["a","b","c","d","e","f","g","h"]}}'}
-
-
-def test_a_bytes_io_is_a_copy():
-    stream = io.BytesIO(b"abc")
-    encoded = _encode.encode({"a": stream})
-    stream.write(b"xyz")
-    assert json.loads(encoded.tree)["a"]["args"] == [{"$bytes": "YWJj"}, 0]
 
 
 def test_two_leaves_of_one_dataclass_stay_distinct():

@@ -3,14 +3,13 @@
 No process group and no real clock: `Team` here is several ranks in one process.
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import random
 import signal
 
 import pytest
+from support import raising
 
 import ringstow
 from ringstow import (
@@ -62,14 +61,10 @@ class Side:
     def each(self, work):
         return work()
 
-    def prepare_end(self):
+    def do_nothing(self, *_):
         pass
 
-    def begin_end(self, left_s):
-        pass
-
-    def finish_end(self):
-        pass
+    prepare_end = begin_end = finish_end = do_nothing
 
     def begin_max(self, values):
         number, self._begun = self._begun, self._begun + 1
@@ -137,11 +132,8 @@ def test_steps_decide_without_a_clock(when, steps, saved):
 
 def test_a_step_that_is_asked_for_again_has_the_same_answer_and_an_earlier_one_is_refused():
     schedule = Schedule(EverySteps(5), Ranks(1).sides[0], "run")
-    assert [schedule.asks(step) for step in (4, 5, 5, 5, 6, 6)] == [
-        False,
-        *[True] * 3,
-        *[False] * 2,
-    ]
+    saves = [step for step in (4, 5, 5, 5, 6, 6) if schedule.asks(step)]
+    assert saves == [5, 5, 5]
     with pytest.raises(InvalidStateError, match=r"should_save\(5\) comes after should_save\(6\)"):
         schedule.asks(5)
     schedule.restart()
@@ -151,14 +143,8 @@ def test_a_step_that_is_asked_for_again_has_the_same_answer_and_an_earlier_one_i
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("30s", 30),
-        ("10min", 600),
-        ("10m", 600),
-        ("1h30min", 5400),
-        ("1h 30 min", 5400),
-        ("0.5s", 0.5),
-        ("250ms", 0.25),
-        ("2d", 172800),
+        *(("30s", 30), ("10min", 600), ("10m", 600), ("1h30min", 5400), ("1h 30 min", 5400)),
+        *(("0.5s", 0.5), ("250ms", 0.25), ("2d", 172800)),
         (datetime.timedelta(minutes=2), 120),
     ],
     ids=str,
@@ -170,11 +156,7 @@ def test_times_are_read_with_their_units(text, seconds):
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (
-            lambda: Every(600),
-            TypeError,
-            "Every takes a time with its unit, such as '30s'.* not 600",
-        ),
+        (lambda: Every(600), TypeError, "Every takes a time with its unit, such as '30s'.* not 6"),
         (lambda: Every("600"), InvalidStateError, "Every takes a time with its unit.* not '600'"),
         (lambda: Every(""), InvalidStateError, "Every takes a time"),
         (lambda: Every("10 parsecs"), InvalidStateError, "not '10 parsecs'"),
@@ -259,14 +241,11 @@ class Training:
             self.clock.now += self.step_s if step_s is None else step_s
             self.end_saves()
             # As ranks do: all begin a beat before one of them needs to hear it.
-            answers = [one.asks(self.step) for one in self.in_turn()]
+            answers = [one.asks(self.step) for one in self.all]
             assert len(set(answers)) == 1, f"step {self.step}: {answers}"
             assert len({one.stopping for one in self.all}) == 1
             if answers[0]:
                 self.save()
-
-    def in_turn(self):
-        return self.all
 
     def save(self):
         self.saved.append((self.step, self.clock.now - 1000.0))
@@ -340,11 +319,9 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_saved_step(training, rank):
     one = training(EverySteps(1000) | OnSignal(), ranks=4, step_s=0.05)
     one.steps(100)
     one.signal(rank)
-    one.steps(40)
-    assert one.all[0].stopping
-    assert len(one.saved) == 1
-    one.steps(100)
-    assert len(one.saved) == 1  # the training should have ended; only steps still count
+    for steps in (40, 100):  # the training should have ended; only steps still count
+        one.steps(steps)
+        assert (len(one.saved), one.all[0].stopping) == (1, True)
 
 
 def test_a_process_alone_stops_at_once(training):
@@ -425,10 +402,8 @@ def test_the_last_save_before_a_deadline_is_durable_in_time(training, monkeypatc
 
 
 def test_the_handlers_are_restored_even_if_another_rank_has_ended(monkeypatch):
-    def gone():
-        raise RuntimeError("Connection closed by peer")
-
     side = Ranks(2).sides[0]
+    gone = raising(RuntimeError("Connection closed by peer"))
     monkeypatch.setattr(side, "begin_max", lambda values: gone)
     before = signal.getsignal(signal.SIGTERM)
     one = Schedule(OnSignal(), side, "run")
@@ -438,17 +413,17 @@ def test_the_handlers_are_restored_even_if_another_rank_has_ended(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def ask_apart(one):
-    for step in range(3, 50):
-        one.all[1].asks(step + 1)
-        one.all[0].asks(step)
-
-
 def test_ranks_that_ask_for_different_steps_are_told(training):
     one = training(EverySteps(5) | OnSignal(), ranks=2)
     one.steps(2)
+
+    def ask_apart():
+        for step in range(3, 50):
+            one.all[1].asks(step + 1)
+            one.all[0].asks(step)
+
     with pytest.raises(InvalidStateError, match="for different steps: 3 and 4"):
-        ask_apart(one)
+        ask_apart()
 
 
 @pytest.mark.parametrize("when", [EverySteps(5), OnSignal()], ids=str)

@@ -1,5 +1,7 @@
 """States, managers and programs for tests of tiers of any kind."""
 
+import threading
+
 import torch
 
 import ringstow
@@ -21,6 +23,34 @@ def before_copies(patch, look):
         patch.setattr(_promote, name, looked)
 
 
+def refuse(patch, when, error=ConnectionRefusedError):
+    """Fail the copies for which a function of where from and where to says so.
+
+    Return the list of the places to which a copy was tried.
+    """
+    tried = []
+
+    def look(path, to):
+        tried.append(to)
+        if when(path, to):
+            raise error(to)
+
+    before_copies(patch, look)
+    return tried
+
+
+def hold(patch):
+    """Hold all copies: return what says that one has begun, and what lets them go on."""
+    begun, may_go = threading.Event(), threading.Event()
+
+    def look(path, to):
+        begun.set()
+        assert may_go.wait(300)
+
+    before_copies(patch, look)
+    return begun, may_go
+
+
 def pause(patch, pauses_s=AT_ONCE):
     """Set the first and the longest pause before a copy that failed is tried again."""
     patch.setattr(_copy_queue, "_PAUSES_S", pauses_s)
@@ -30,25 +60,35 @@ def state_of(step):
     return {"w": torch.full((1000,), float(step)), "step": step}
 
 
-def save_step_2_again(manager):
-    """Save steps 1 and 2, go back to step 1, and save another step 2."""
-    with manager:
-        manager.save(1, state_of(1))
-        manager.save(2, {"w": torch.zeros(1000)})
-        manager.wait_promoted()
-        manager.restore(1)
-        manager.save(2, state_of(2))
-    assert manager.promotion_error is None
+def save(manager, *steps, loss=float):
+    """Save steps, each with its loss, and wait for the copies of each."""
+    for step in steps:
+        manager.save(step, state_of(step), metrics={"loss": loss(step)})
+        assert manager.wait_promoted(60)
 
 
-def manager_of(tmp_path, *, keep_there=None, keep_here=None, **options):
-    tiers = ringstow.Tiers([tmp_path / "shared/run"], keep=keep_there, keep_here=keep_here)
+def is_of(state, step):
+    """Tell whether a loaded state is a step's."""
+    return torch.equal(state["w"], state_of(step)["w"]) and state["step"] == step
+
+
+def ruin(checkpoint):
+    """Overwrite the only shard of a checkpoint with zeros; return its path."""
+    [shard] = checkpoint.glob("*.safetensors")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    return shard
+
+
+def manager_of(tmp_path, *names, keep_there=None, keep_here=None, rate=None, **options):
+    """Return a manager whose tiers are directories of these names, or ``shared/run``."""
+    places = [tmp_path / name for name in names or ("shared/run",)]
+    tiers = ringstow.Tiers(places, keep=keep_there, keep_here=keep_here, rate=rate)
     return ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, **options)
 
 
 def save_step_1(tmp_path):
     with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+        save(manager, 1)
 
 
 def steps_in(directory):

@@ -3,8 +3,6 @@
 Each host sees late what the other one has done, and locks stay on their host.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import multiprocessing.connection
@@ -17,9 +15,6 @@ import sys
 import traceback
 
 from forked import CONTEXT
-
-# How long a host repeats an answer, in its requests: until it is refreshed.
-FOR_EVER = 1 << 40
 
 _CLONE_NEWNS, _MS_BIND = 0x20000, 0x1000
 LIMIT_S = 300
@@ -110,18 +105,14 @@ class Share:
 
     def alone(self, host, function, *args):
         """Run a function on one host; return what it returns."""
-        (outcome,) = self._run_one(host, function, *args)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    def _run_one(self, host, function, *args):
         process, pipe = self._start(host, function, *args)
         if not pipe.poll(LIMIT_S):
             self._give_up({host: (process, pipe)})
         outcome = pickle.loads(pipe.recv_bytes())
         process.join()
-        return [outcome]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def _start(self, host, function, *args):
         ours, theirs = CONTEXT.Pipe()

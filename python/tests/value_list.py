@@ -3,8 +3,6 @@
 The table in docs/values.md lists the same values.
 """
 
-from __future__ import annotations
-
 import argparse
 import array
 import collections
