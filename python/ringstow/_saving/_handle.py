@@ -13,7 +13,7 @@ from ringstow._core import _formatting
 from ringstow._core._errors import NotDurableError
 from ringstow._core._waiting import patiently
 from ringstow._reports import _done_callbacks
-from ringstow._reports._io_reports import SaveReport
+from ringstow._reports._io_reports import Progress, SaveReport
 from ringstow._saving import _jobs
 from ringstow._saving._copy_queue import Copier
 from ringstow._saving._guard import Hold
@@ -56,6 +56,11 @@ class ProcessHandle(SaveHandle):
     def staged(self) -> bool:
         """Return whether every byte has left its tensor: False if the save failed before."""
         return super().staged() or self._is_whole
+
+    def progress(self) -> Progress:
+        """Return the progress of the save, in bytes."""
+        found = super().progress()
+        return dataclasses.replace(found, staged=found.total) if self._is_whole else found
 
     def _watch(self) -> None:
         """Wait for the save and set its outcome, in a thread of its own.

@@ -210,6 +210,8 @@ def test_snapshot_keeps_the_values_of_the_call(save, held, tmp_path):
         "large": torch.zeros(3 * LARGE),
     }
     handle = save(state, staging="snapshot")
+    progress = handle.progress()
+    assert handle.staged() and progress.staged == progress.total > progress.written
     state["in place"].add_(1)
     state["strided"].add_(1)
     state["data"].data.add_(1)
