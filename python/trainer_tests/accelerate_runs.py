@@ -81,21 +81,24 @@ def reset():
         os.environ.pop(name, None)
 
 
-def accelerator(root, *, kind=RingstowAccelerator, fsdp=False, limit=None, plugin=None, **options):
+def accelerator(
+    root, *, kind=RingstowAccelerator, automatic=True, fsdp=False, limit=None, **options
+):
     reset()
+    plugin = options.pop("plugin", {})
     if kind is accelerate.Accelerator:
         options.pop("background", None)
     one = kind(
         cpu=True,
         project_config=ProjectConfiguration(
-            project_dir=str(root), automatic_checkpoint_naming=True, total_limit=limit
+            str(root), automatic_checkpoint_naming=automatic, total_limit=limit
         ),
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1),
         **options,
     )
     if fsdp:
         one.state.fsdp_plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, cpu_ram_efficient_loading=False, **(plugin or {})
+            fsdp_version=2, cpu_ram_efficient_loading=False, **plugin
         )
         # Each object that is prepared copies this one to the Accelerator's own state.
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
@@ -178,19 +181,16 @@ def _whole(tensor):
 
 def fit(root, *, resume=True, steps=STEPS, **options):
     """Train to the end, from the newest checkpoint if there is one."""
-    one = accelerator(root, **options)
-    training = Training(one)
-    if resume and one.latest_checkpoint() is not None:
-        one.load_state()
+    training = Training(accelerator(root, **options))
+    if resume and training.accelerator.latest_checkpoint() is not None:
+        training.accelerator.load_state()
     training.run(steps=steps)
     return training
 
 
-def fit_stock(root, *, steps=STEPS, **options):
+def fit_stock(root, **options):
     """Train with the stock Accelerator."""
-    training = Training(accelerator(root, kind=accelerate.Accelerator, **options))
-    training.run(steps=steps)
-    return training
+    return fit(root, resume=False, kind=accelerate.Accelerator, **options)
 
 
 def at(root, number=STEPS // EVERY - 1):
@@ -200,28 +200,16 @@ def at(root, number=STEPS // EVERY - 1):
 
 def alone(root, **options):
     """Return a training whose checkpoints have no automatic names."""
-    reset()
-    one = RingstowAccelerator(
-        cpu=True,
-        project_dir=str(root),
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1),
-        **options,
-    )
-    return Training(one)
+    return Training(accelerator(root, automatic=False, **options))
 
 
 def checkpoints(root):
     return sorted(os.listdir(os.path.join(root, "checkpoints")))
 
 
-def on_rank(rank, ranks, function, results, *args, **options):
-    """Train by a function of this module; store how each rank ended."""
-    torch.save(function(*args, **options).end(), f"{results}.{rank}")
+def ours(rank, ranks, root, options):
+    return fit(root, **options).end()
 
 
-def ours(rank, ranks, results, root, options):
-    on_rank(rank, ranks, fit, results, root, **options)
-
-
-def stock(rank, ranks, results, root, options):
-    on_rank(rank, ranks, fit_stock, results, root, **options)
+def stock(rank, ranks, root, options):
+    return fit_stock(root, **options).end()

@@ -5,7 +5,6 @@ DeepSpeed compiles two operations when it starts. `_without_compiler` puts torch
 
 from __future__ import annotations
 
-import importlib
 import os
 import resource
 import signal
@@ -88,8 +87,8 @@ def end(made):
     return {**saved, "optimizer": states}
 
 
-def fit(rank, ranks, options, folder, results=None, tag=None):
-    """Resume from what is there, and train until the last step; save each second one."""
+def fit(rank, ranks, options, folder, tag=None):
+    """Train until the last step, from what is there; return where it began, and the end."""
     made = engine(**options)
     path, client = made.load_checkpoint(str(folder))
     begun = made.global_steps
@@ -99,9 +98,9 @@ def fit(rank, ranks, options, folder, results=None, tag=None):
         step(made)
         if made.global_steps % EVERY == 0:
             save(made, folder, tag)
-    if results is not None:
-        torch.save({"begun": begun, **end(made)}, f"{results}-{rank}")
+    learned = end(made)
     dist.destroy_process_group()  # while the last save is in progress
+    return begun, learned
 
 
 def save(made, folder, tag=None):
@@ -115,28 +114,27 @@ def killed(rank, ranks, options, folder, moment, victims, tag=None):
 
     count, has_trained = 0, threading.Event()
 
-    def die_before(name, kind, method):
-        call = getattr(kind, method)
-
-        def wrapper(*args, **more):
+    def at(name):
+        def act(*_):
             nonlocal count
             count += name == "beginning"  # the save before has ended
             if rank in victims and moment == name and count == 2:
                 if name == "training":
                     assert has_trained.wait(300)
                 children.die()
-            return call(*args, **more)
 
-        setattr(kind, method, wrapper)
+        return act
 
-    checkpoint_engine = ours.RingstowCheckpointEngine
-    die_before("beginning", checkpoint_engine, "_begin")
-    die_before("writing", checkpoint_engine, "save")
-    die_before("started", checkpoint_engine, "_finish")
-    die_before("training", checkpoint_engine, "_complete")
-    die_before("written", _tags, "publish")
-    die_before("renaming", _rename_when_complete, "take_name")
-    die_before("naming", _tags, "name_latest")
+    for name, owner, method in [
+        ("beginning", ours.RingstowCheckpointEngine, "_begin"),
+        ("writing", ours.RingstowCheckpointEngine, "save"),
+        ("started", ours.RingstowCheckpointEngine, "_finish"),
+        ("training", ours.RingstowCheckpointEngine, "_complete"),
+        ("written", _tags, "publish"),
+        ("renaming", _rename_when_complete, "take_name"),
+        ("naming", _tags, "name_latest"),
+    ]:
+        children.before(owner, method, at(name))
     made = engine(**options)
     while made.global_steps < STEPS:
         step(made)
@@ -147,8 +145,8 @@ def killed(rank, ranks, options, folder, moment, victims, tag=None):
     made.checkpoint_engine.wait()
 
 
-def fail(rank, ranks, options, folder, results, victim, cause):
-    """Fail to save on one rank; note what each rank's calls raise, and save again."""
+def fail(rank, ranks, options, folder, victim, cause):
+    """Fail to save on one rank, and save again; return what its calls raise, and what is left."""
     made = engine(**options)
     step(made)
     save(made, folder, "before")
@@ -180,7 +178,7 @@ def fail(rank, ranks, options, folder, results, victim, cause):
     dist.barrier()
     save(made, folder, "after")
     made.checkpoint_engine.wait()
-    torch.save((raised, found), f"{results}-{rank}")
+    return raised, found
 
 
 def lose(rank, ranks, options, folder, call):
@@ -198,9 +196,3 @@ def lose(rank, ranks, options, folder, call):
     assert has_raised == (call == "destroy")
     (failure,) = _jobs.unreported  # the exit reports it
     assert failure.path == f"{folder}/global_step1"
-
-
-def call(rank, ranks, function, *args):
-    """Run a function of a test's module as a rank."""
-    module, name = function
-    getattr(importlib.import_module(module), name)(rank, ranks, *args)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import threading
 
 import children
-import torch
+import pytest
 from children import die
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, trainer
@@ -32,6 +31,15 @@ class Batches(pytorch_lightning.Callback):
 
     def on_train_batch_start(self, *_):
         self.has_begun.set()
+
+
+class Begin(pytorch_lightning.Callback):
+    """Has the step that a run began with; None if it had ended."""
+
+    step = None
+
+    def on_train_start(self, run, module):
+        self.step = run.global_step
 
 
 def checkpoints(root, save_last):
@@ -79,22 +87,17 @@ def killed(root, save_last, moment, number):
     start(root, save_last, None, on_save, batches)
 
 
-def resumed(root, save_last, results):
-    """Resume as a user does after a kill; save what was learned, and the step it began with."""
+def resumed(root, save_last):
+    """Resume as a user does after a kill; return what was learned, and the step it began with."""
     newest = ringstow.latest(root)
     path = "last" if save_last else newest and newest.path
-    begun = []  # stays empty if the run had ended
-
-    class Begin(pytorch_lightning.Callback):
-        def on_train_start(self, run, module):
-            begun.append(run.global_step)
-
-    run = start(root, save_last, path, None, Begin())
-    torch.save({"begun": next(iter(begun), run.global_step), **state(run)}, results)
+    begin = Begin()
+    run = start(root, save_last, path, None, begin)
+    return run.global_step if begin.step is None else begin.step, state(run)
 
 
 def filling_the_disk(root, at_step):
-    """Train; from a step on no file may grow beyond a few pages. Exit with 3 if fit raises it."""
+    """Train; from a step on no file may grow beyond a few pages, and fit raises it."""
 
     class Full(pytorch_lightning.Callback):
         def on_train_batch_start(self, run, module, batch, index):
@@ -102,19 +105,15 @@ def filling_the_disk(root, at_step):
                 run.strategy.checkpoint_io.wait()
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
 
-    try:
+    with pytest.raises(OSError, match="File too large"):
         start(root, None, None, None, Full())
-    except OSError:
-        sys.exit(3)
 
 
 def as_nobody(root):
-    """Train in a directory that cannot be written. Exit with 3 if fit raises it."""
+    """Train in a directory that cannot be written: fit raises it."""
     os.seteuid(65534)
-    try:
+    with pytest.raises(PermissionError):
         fit(root, RingstowCheckpointIO())
-    except PermissionError:
-        sys.exit(3)
 
 
 def saving_after_the_run(root):
@@ -122,4 +121,3 @@ def saving_after_the_run(root):
     run = fit(root, RingstowCheckpointIO(), epochs=1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
     run.save_checkpoint(os.path.join(root, "final-2.ckpt"))
-    sys.exit(0)

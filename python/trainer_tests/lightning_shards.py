@@ -10,6 +10,7 @@ import children
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning_processes import Begin
 from lightning_runs import Model, lightning, trainer
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -51,10 +52,8 @@ class Sharded(Model):
 
 class OnCpu:
     def _setup_model(self, model):
-        device = torch.device("cpu")
-        return super()._setup_model(
-            FullyShardedDataParallel(model, device_id=device, **self.kwargs)
-        )
+        cpu = FullyShardedDataParallel(model, device_id=torch.device("cpu"), **self.kwargs)
+        return super()._setup_model(cpu)
 
 
 class RingstowFSDPOnCpu(OnCpu, RingstowFSDPStrategy):
@@ -67,31 +66,23 @@ class FSDPOnCpu(OnCpu, FSDPStrategy):
 
 def strategy(kind, ranks, **options):
     """Return a strategy: ``mp`` or ``fsdp``, and ``stock-`` before it for Lightning's own."""
-    if kind == "mp":
-        sizes = {"data_parallel_size": ranks, "tensor_parallel_size": 1}
-        return RingstowModelParallelStrategy(**sizes, **options)
-    if kind == "stock-mp":
-        return ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1, **options)
+    if kind.endswith("mp"):
+        one = RingstowModelParallelStrategy if kind == "mp" else ModelParallelStrategy
+        return one(data_parallel_size=ranks, tensor_parallel_size=1, **options)
     if kind == "fsdp":
         return RingstowFSDPOnCpu(**options)
     return FSDPOnCpu(**{"state_dict_type": "sharded", **options})
 
 
+# A run ends by its steps, and validates nothing.
+SHORT = {"epochs": -1, "num_sanity_val_steps": 0, "limit_val_batches": 0, "max_steps": STEPS}
+
+
 def run(kind, ranks, root, *callbacks, options=None, steps=STEPS, io=None, **checkpoints):
     """Return a Trainer of sharded runs that saves into a directory."""
     kept = ModelCheckpoint(dirpath=root, every_n_train_steps=EVERY, **checkpoints)
-    return trainer(
-        root,
-        kept,
-        *callbacks,
-        io=io,
-        epochs=-1,
-        max_steps=steps,
-        devices=ranks,
-        strategy=strategy(kind, ranks, **(options or {})),
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-    )
+    how = {"devices": ranks, "strategy": strategy(kind, ranks, **(options or {}))}
+    return trainer(root, kept, *callbacks, io=io, **{**SHORT, **how, "max_steps": steps})
 
 
 def model(**options):
@@ -118,23 +109,15 @@ def whole(one):
     }
 
 
-def fit(rank, ranks, kind, root, results, path=None, options=None, checkpoints=None, steps=STEPS):
-    """Train, from a checkpoint if one is named; save what was learned."""
-    begun = []
-
-    class Begin(lightning.Callback):
-        def on_train_start(self, one, module):
-            begun.append(one.global_step)
-
-    one = run(kind, ranks, root, Begin(), options=options, steps=steps, **(checkpoints or {}))
+def fit(rank, ranks, kind, root, path=None, options=None, checkpoints=None, steps=STEPS):
+    """Train, from a checkpoint if one is named; return the step it began with, and the end."""
+    begin = Begin()
+    one = run(kind, ranks, root, begin, options=options, steps=steps, **(checkpoints or {}))
     if path == "latest":
         newest = ringstow.latest(root)
         path = newest and newest.path
     one.fit(model(), ckpt_path=path)
-    learned = whole(one)
-    if rank == 0:
-        learned["begun"] = begun[0] if begun else one.global_step
-        torch.save(learned, results)
+    return one.global_step if begin.step is None else begin.step, whole(one)
 
 
 __all__ = [

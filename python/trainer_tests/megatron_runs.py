@@ -117,13 +117,10 @@ class Training:
 def newest(folder):
     """Return the newest checkpoint that Megatron takes for one."""
     names = sorted(one for one in os.listdir(folder) if one.startswith("iter_"))
-    complete = [
-        one
-        for one in names
-        if dist_checkpointing.check_is_distributed_checkpoint(os.path.join(folder, one))
-    ]
-    assert complete == names  # there is no other directory with such a name
-    return os.path.join(folder, complete[-1]) if complete else None
+    paths = [os.path.join(folder, one) for one in names]
+    # There is no other directory with such a name.
+    assert all(dist_checkpointing.check_is_distributed_checkpoint(one) for one in paths)
+    return paths[-1] if paths else None
 
 
 def resume(training, folder):
@@ -157,43 +154,39 @@ def train(folder, how="background", fixed=False, stock=False):
     return begun, training.end()
 
 
-def fit(rank, ranks, folder, results, how="background", fixed=False, stock=False):
+def fit(rank, ranks, folder, how="background", fixed=False, stock=False):
     begin()
-    end = train(folder, how, fixed, stock)
-    if rank == 0:
-        torch.save(end, results)
+    return train(folder, how, fixed, stock)
 
 
 def killed(rank, ranks, folder, moment, victims, how="background", fixed=False):
     """Train, and be killed at a moment of the second save."""
     begin()
+    from ringstow.distributed._commit import Shared
+    from ringstow.distributed._save import _Save
+
+    begin()
     count = 0
 
-    def die_before(name, kind, method):
-        call = getattr(kind, method)
-
-        def wrapper(*args, **more):
+    def at(name):
+        def act(*_):
             nonlocal count
             count += name == "beginning"
             if rank in victims and moment == name and count == 2:
                 children.die()
-            return call(*args, **more)
 
-        setattr(kind, method, wrapper)
+        return act
 
-    from ringstow.distributed._commit import Shared
-    from ringstow.distributed._save import _Save
-
-    die_before("beginning", megatron.RingstowSaveStrategy, "_begin")
-    die_before("writing", _Save, "_write_share")
-    die_before("committing", Shared, "_commit")
-    die_before("finalizing", megatron, "_complete")
-    die_before("renaming", _rename_when_complete, "take_name")
+    children.before(megatron.RingstowSaveStrategy, "_begin", at("beginning"))
+    children.before(_Save, "_write_share", at("writing"))
+    children.before(Shared, "_commit", at("committing"))
+    children.before(megatron, "_complete", at("finalizing"))
+    children.before(_rename_when_complete, "take_name", at("renaming"))
     train(folder, how, fixed)
 
 
-def fail(rank, ranks, folder, results, victim, how):
-    """Fail to save on one rank by a full disk; note what each rank raises, and save again."""
+def fail(rank, ranks, folder, victim, how):
+    """Let one rank's disk be full, and save again; return the error, and what is left."""
     begin()
     training, queue = Training(), AsyncCallsQueue()
     save(training.state(), f"{folder}/iter_0000001")
@@ -215,13 +208,10 @@ def fail(rank, ranks, folder, results, victim, how):
     found = sorted(os.listdir(folder))
     dist.barrier()
     save(training.state(), f"{folder}/iter_0000002")
-    torch.save((said, found), f"{results}-{rank}")
+    return said, found
 
 
 def call(rank, ranks, function, *args):
     """Run a function of a test's module as a rank."""
-    import importlib
-
     begin()
-    module, name = function
-    getattr(importlib.import_module(module), name)(rank, ranks, *args)
+    function(rank, ranks, *args)

@@ -10,6 +10,7 @@ import errno
 import os
 import pathlib
 import signal
+from unittest.mock import Mock
 
 import children
 import pytest
@@ -109,11 +110,12 @@ def names(root, rank):
     return sorted(path.name for path in folder(root, rank).iterdir())
 
 
-def train(rank, ranks, root, results=None, mode="sync", until=ITERATIONS, arrange=None):
-    """Resume, train to the end and save each iteration; store where it began, and the end.
+def train(rank, ranks, root, mode="sync", until=ITERATIONS, arrange=None):
+    """Resume, train to the end and save each iteration; return where it began, and the end.
 
     Args:
         mode: ``"sync"``, ``"forked"`` or ``"persistent"``: how NVRx runs the save.
+        until: the number of iterations.
         arrange: called with the rank and the iteration before each save.
     """
     with group():
@@ -133,8 +135,7 @@ def train(rank, ranks, root, results=None, mode="sync", until=ITERATIONS, arrang
             save(one, queue, OnCpu(dict(state)), iteration)
         if queue is not None:
             queue.close()
-        if results is not None:
-            torch.save({"begun": begun, "state": state}, f"{results}.{rank}")
+    return begun, state
 
 
 def save(one, queue, state, iteration):
@@ -181,9 +182,7 @@ def die_at(moment):
 def full_disk(rank, ranks, root, mode):
     """Fail to save on rank 1: all ranks raise it, remove what they have, and go on."""
     saves = nvrx.save
-
-    def full(*_args, **_more):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
     with group():
         one = manager(root)
@@ -203,18 +202,15 @@ def full_disk(rank, ranks, root, mode):
             queue.close()
 
 
-def newest(rank, ranks, root, results, options):
-    """Store what is found, and loaded: the weights, or the error."""
+def newest(rank, ranks, root, options):
+    """Return what is found, and loaded: the weights, or the error."""
     with group():
         one = manager(root, **options)
         found = one.find_latest()
-        loaded = None
-        if found != -1:
-            try:
-                loaded = one.load()[0].state_dict["w"]
-            except CheckpointingException as error:
-                loaded = str(error)
-        torch.save((found, loaded), f"{results}.{rank}")
+        try:
+            return found, one.load()[0].state_dict["w"]
+        except CheckpointingException as error:
+            return found, str(error)
 
 
 def saved(rank, ranks, root, iterations, options):

@@ -10,11 +10,15 @@ import logging
 import os
 import pathlib
 import signal
+import sys
 import threading
+from unittest.mock import Mock
 
 import children
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ringstow.dcp._private import flattened
@@ -27,16 +31,12 @@ EPOCHS = 6
 
 def start_cluster(address=None):
     """Start a cluster whose workers find this module, or connect to one; return Ray."""
-    import sys
-
     os.environ.update(
-        {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05",
-            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process less an attempt
-            "OMP_NUM_THREADS": "1",
-        }
+        PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.05",
+        RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="0",  # one process less an attempt
+        OMP_NUM_THREADS="1",
     )
     import ray
 
@@ -75,10 +75,9 @@ class Training:
 
     def __init__(self, sharded=False):
         torch.manual_seed(0)
+        self.sharded = sharded
         self.model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1))
         if sharded:
-            from torch.distributed.fsdp import fully_shard
-
             fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
@@ -91,31 +90,20 @@ class Training:
         return loss.item()
 
     def state(self, epoch):
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "epoch": epoch,
-        }
-
-    def load(self, state):
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-    def sharded_state(self, epoch):
-        from torch.distributed.checkpoint.state_dict import get_state_dict
-
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        if self.sharded:
+            model, optimizer = get_state_dict(self.model, self.optimizer)
+        else:
+            model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
         return {"model": model, "optimizer": optimizer, "epoch": epoch}
 
-    def load_sharded(self, state):
-        from torch.distributed.checkpoint.state_dict import set_state_dict
-
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+    def load(self, state):
+        model, optimizer = state["model"], state["optimizer"]
+        if self.sharded:
+            both = {"model_state_dict": model, "optim_state_dict": optimizer}
+            set_state_dict(self.model, self.optimizer, **both)
+        else:
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
 
 
 def unbroken():
@@ -126,22 +114,17 @@ def unbroken():
     return training.state(EPOCHS - 1)
 
 
-def unbroken_shards(rank, ranks, results):
-    """Store the last epoch's state of a sharded training without Ray, as one of its workers."""
+def unbroken_shards(rank, ranks):
+    """Return the last epoch's state of a sharded training without Ray, as one of its workers."""
     torch.distributed.init_process_group("gloo")
     training = Training(sharded=True)
-    training.sharded_state(-1)  # torch makes the moments by a step, which counts
+    training.state(-1)  # torch makes the moments by a step, which counts
     for number in range(EPOCHS):
         training.epoch(number)
-    state = training.sharded_state(EPOCHS - 1)
-    whole = {name: _whole(one) for name, one in flattened(state)[0].items()}
-    if rank == 0:
-        torch.save(whole, results)
+    state = flattened(training.state(EPOCHS - 1))[0]
+    whole = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
     torch.distributed.destroy_process_group()
-
-
-def _whole(value):
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return whole
 
 
 def attempt(root):
@@ -180,12 +163,9 @@ def train(config):
     root, sharded = config["root"], config.get("sharded", False)
     moments, number = config.get("moments", []), attempt(root)
     training, first = Training(sharded), 0
-    if sharded:
-        state = ringstow_ray.restore(into=training.sharded_state(-1))
-    else:
-        state = ringstow_ray.restore()
+    state = ringstow_ray.restore(into=training.state(-1) if sharded else None)
     if state is not None:
-        (training.load_sharded if sharded else training.load)(state)
+        training.load(state)
         first = state["epoch"] + 1
     note(root, first)
     moment, at, victim = moments[number] if number < len(moments) else (None, None, None)
@@ -194,7 +174,7 @@ def train(config):
         if epoch == at and ray.train.get_context().get_world_rank() == victim:
             arrange(moment, root)
         loss = training.epoch(epoch)
-        state = training.sharded_state(epoch) if sharded else training.state(epoch)
+        state = training.state(epoch)
         ringstow_ray.report({"loss": loss, "epoch": epoch}, state, step=epoch)
 
 
@@ -232,9 +212,7 @@ def arrange(moment, root):
             die()
         return failure
 
-    def full(*_args, **_more):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     match moment:
         case "writing":
             lazily(die)
@@ -348,6 +326,4 @@ def killed_driver(address, root):
 
 
 if __name__ == "__main__":
-    import sys
-
     killed_driver(*sys.argv[1:])

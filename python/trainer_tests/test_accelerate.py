@@ -3,6 +3,7 @@
 import os
 import pathlib
 import pickle
+from unittest.mock import Mock
 
 import accelerate
 import accelerate_runs as runs
@@ -145,9 +146,7 @@ def test_a_link_over_the_limit_goes_and_what_it_leads_to_stays(tmp_path):
 
 
 def test_older_checkpoints_that_cannot_be_listed_fail_no_save(tmp_path, monkeypatch, caplog):
-    def refuses(newest, limit):
-        raise PermissionError(13, "Permission denied")
-
+    refuses = Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(_places, "stale", refuses)
     one = Training(accelerator(tmp_path, limit=1)).accelerator
     one.save_state()
@@ -161,9 +160,7 @@ def test_the_next_call_raises_a_failure_once(tmp_path, monkeypatch, call):
     one.save_state()
     one.wait_for_checkpoint()
 
-    def fails(path):
-        raise OSError(28, "No space left on device")
-
+    fails = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patched:
         patched.setattr(_rename_when_complete, "sync", fails)
         one.save_state()
@@ -226,7 +223,7 @@ def test_weights_that_change_during_a_save_fail_it(held, tmp_path):
 # Directories that the caller names.
 
 
-def test_a_named_directory_is_replaced_as_a_whole(tmp_path, unbroken):
+def test_a_named_directory_is_replaced_as_a_whole(tmp_path):
     training = alone(tmp_path)
     path = tmp_path / "state"
     path.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -64,17 +65,10 @@ MOMENTS = [
 ]
 
 
-def run(kind, function, *args):
-    """Run a function on each rank; return how they ended."""
+def run(kind, call, function, *args):
+    """Run a function on each rank; return how they ended, or what they returned."""
     ranks, fsdp = KINDS[kind]
-    if ranks == 1:
-        return [children.exit_code(_alone, function, *args, {"fsdp": fsdp})]
-    return children.exit_codes(ranks, function, *args, {"fsdp": fsdp})
-
-
-def _alone(function, *args):
-    torch.set_num_threads(1)
-    function(0, 1, *args)
+    return call(0 if ranks == 1 else ranks, function, *args, {"fsdp": fsdp})
 
 
 class Deadly(runs.Progress):
@@ -98,10 +92,10 @@ def killed(rank, ranks, root, moment, number, victims, options):
     """Train, and be killed at a moment, counted from 1."""
     from ringstow.distributed import _commit, _save
 
-    calls = {**CALLS, "writing": (_save._Save, "_write_share")}
-    calls |= {"written": calls["writing"], "committing": (_commit.Shared, "_commit")}
-    owner, name = calls[moment]
-    call, count = getattr(owner, name), 0
+    moments = {**CALLS, "writing": (_save._Save, "_write_share")}
+    moments |= {"written": moments["writing"], "committing": (_commit.Shared, "_commit")}
+    owner, name = moments[moment]
+    call, numbers = getattr(owner, name), itertools.count(1)
     one = runs.accelerator(root, limit=LIMIT, **options)
     pids = [os.getpid()]
     if ranks > 1:
@@ -114,15 +108,12 @@ def killed(rank, ranks, root, moment, number, victims, options):
         signal.pause()
 
     def counted(*args, **more):
-        nonlocal count
-        count += 1
-        if count == number:
-            if moment == "written":
-                call(*args, **more)
-            if moment == "removing":
-                os.unlink(os.path.join(args[0], "manifest.json"))
-            die()
-        return call(*args, **more)
+        is_now = next(numbers) == number
+        if is_now and moment == "written":
+            call(*args, **more)
+        if is_now and moment == "removing":
+            os.unlink(os.path.join(args[0], "manifest.json"))
+        return die() if is_now else call(*args, **more)
 
     is_first = rank == victims[0]
     is_lazy = moment == "writing" and not options["fsdp"]
@@ -133,8 +124,8 @@ def killed(rank, ranks, root, moment, number, victims, options):
     training.run()
 
 
-def resumed(rank, ranks, root, results, options):
-    """Train to the end, from the newest checkpoint if there is one; store how it ended."""
+def resumed(rank, ranks, root, options):
+    """Train to the end, from the newest checkpoint if there is one; return how it ended."""
     one = runs.accelerator(root, limit=LIMIT, **options)
     training = runs.Training(one)
     one.register_for_checkpointing(Deadly())
@@ -142,18 +133,14 @@ def resumed(rank, ranks, root, results, options):
         one.load_state()
     begun = training.progress.epoch * runs.BATCHES + training.progress.batch
     training.run()
-    torch.save({"begun": begun, **training.end()}, f"{results}.{rank}")
+    return begun, training.end()
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """Return how runs of each kind end on each rank that are not killed."""
     at = tmp_path_factory.mktemp("unbroken")
-    ends = {}
-    for kind, (ranks, _) in KINDS.items():
-        assert run(kind, resumed, at / kind, at / f"{kind}.end") == [0] * ranks
-        ends[kind] = [torch.load(f"{at / kind}.end.{rank}") for rank in range(ranks)]
-    return ends
+    return {kind: run(kind, children.results, resumed, at / kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize(("kind", "moment", "number", "victims", "complete"), MOMENTS)
@@ -161,7 +148,8 @@ def test_a_killed_run_resumes_to_the_bit(
     kind, moment, number, victims, complete, tmp_path, unbroken
 ):
     root = tmp_path / "run"
-    codes = run(kind, killed, root, moment, number, victims)
+    root = tmp_path / "run"
+    codes = run(kind, children.exit_codes, killed, root, moment, number, victims)
     assert all(codes[victim] == -signal.SIGKILL for victim in victims)
     assert 0 not in codes  # the others do not take a lost save for a success
     found, halves = _places.newest(os.path.join(root, "checkpoints"), 2)
@@ -171,11 +159,7 @@ def test_a_killed_run_resumes_to_the_bit(
         assert ringstow.verify(found).ok
     else:
         assert found is None
-    ranks = len(codes)
-    assert run(kind, resumed, root, tmp_path / "end") == [0] * ranks
-    for rank in range(ranks):
-        end = torch.load(f"{tmp_path / 'end'}.{rank}")
-        assert end.pop("begun") == complete * EVERY
-        assert_same(end, {k: v for k, v in unbroken[kind][rank].items() if k != "begun"})
+    ends = run(kind, children.results, resumed, root)
+    assert_same(ends, [(complete * EVERY, end) for _, end in unbroken[kind]])
     last = STEPS // EVERY - 1
     assert runs.checkpoints(root) == [f"checkpoint_{last - 1}", f"checkpoint_{last}"]

@@ -4,21 +4,15 @@ import enum
 import inspect
 import os
 import pathlib
+from unittest.mock import Mock
 
 import accelerate
 import accelerate_runs as runs
 import pytest
 import torch
 from accelerate.data_loader import get_sampler
-from accelerate_runs import (
-    EVERY,
-    Training,
-    accelerator,
-    alone,
-    at,
-    checkpoints,
-    fit,
-)
+from accelerate_runs import EVERY, Training, accelerator, alone, at, checkpoints, fit
+from all_trainers import run_page
 from support import assert_same, flip
 
 import ringstow
@@ -84,12 +78,9 @@ def test_a_hook_that_fails_or_takes_a_name_leaves_nothing(tmp_path):
 
 
 def test_ctrl_c_in_a_save_leaves_what_was_committed(tmp_path):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     one = alone(tmp_path).accelerator
     one.save_state(tmp_path / "state")
-    one.register_save_state_pre_hook(interrupt)
+    one.register_save_state_pre_hook(Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         one.save_state(tmp_path / "state")
     assert os.listdir(tmp_path) == ["state"]
@@ -324,19 +315,13 @@ def test_no_argument_of_ours_is_one_of_the_accelerators():
 
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    import snippets
-
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "huggingface.md"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for _ in range(2):  # the second run finds that there is nothing to do
         runs.reset()
         model = torch.nn.Linear(4, 1)
-        names = {
-            "model": model,
-            "optimizer": torch.optim.Adam(model.parameters()),
-            "loader": torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2),
-        }
-        for line, code in snippets.snippets(page, "Accelerate"):
-            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+        optimizer = torch.optim.Adam(model.parameters())
+        loader = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2)
+        names = {"model": model, "optimizer": optimizer, "loader": loader}
+        run_page("huggingface.md", "Accelerate", **names)
         assert checkpoints("run") == ["checkpoint_1", "checkpoint_2", "checkpoint_3"]

@@ -8,7 +8,6 @@ import signal
 import accelerate_runs as runs
 import children
 import pytest
-import torch
 from support import assert_same
 
 import ringstow
@@ -21,8 +20,8 @@ STEPS = EPOCHS * runs.BATCHES  # ranks with steps of milliseconds hear of a sign
 WHEN = ringstow.AtSteps([2]) | ringstow.OnSignal(signal.SIGTERM)
 
 
-def stopped(rank, ranks, root, results, signalled, options):
-    """Train as a rank that may get SIGTERM within its fifth step; store how it ended."""
+def stopped(rank, ranks, root, signalled, options):
+    """Train as a rank that may get SIGTERM within its fifth step; return how it ended."""
     one = runs.accelerator(root, when=WHEN, **options)
     training = runs.Training(one)
     progress = training.progress
@@ -45,30 +44,22 @@ def stopped(rank, ranks, root, results, signalled, options):
             progress.epoch, progress.batch = progress.epoch + 1, 0
     end = training.end()
     one.end_training()
-    torch.save({**end, "ended": step}, f"{results}.{rank}")
-
-
-def ended(root, results, signalled=(), fsdp=False):
-    outputs = [f"{results}.{rank}.log" for rank in range(2)]
-    args = root, results, signalled, {"fsdp": fsdp}
-    codes = children.exit_codes(2, stopped, *args, outputs=outputs)
-    assert codes == [0, 0], [open(one).read() for one in outputs]  # noqa: SIM115
-    return [torch.load(f"{results}.{rank}") for rank in range(2)]
+    return {**end, "ended": step}
 
 
 @pytest.mark.parametrize(
     ("signalled", "fsdp"), [((1,), False), ((0, 1), False), ((1,), True)], ids=str
 )
 def test_all_ranks_save_one_last_step_and_the_resumed_run_ends_equal(signalled, fsdp, tmp_path):
-    unbroken = ended(tmp_path / "unbroken", tmp_path / "unbroken.end", (), fsdp)
-    root, results = tmp_path / "run", tmp_path / "end"
-    one, other = ended(root, results, signalled, fsdp)
+    options = {"fsdp": fsdp}
+    unbroken = children.results(2, stopped, tmp_path / "unbroken", (), options)
+    root = tmp_path / "run"
+    one, other = children.results(2, stopped, root, signalled, options)
     assert one["ended"] == other["ended"]
     assert 5 <= one["ended"] < STEPS
     assert runs.checkpoints(root) == ["checkpoint_0", "checkpoint_1"]
     assert ringstow.verify(runs.at(root, 1)).ok
-    for resumed, expected in zip(ended(root, results, (), fsdp), unbroken, strict=True):
-        assert_same(resumed, expected)
+    assert_same(children.results(2, stopped, root, (), options), unbroken)
 
 
 def test_a_question_without_a_policy_says_what_to_write(tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import pathlib
 
 import pytest
 
@@ -12,6 +12,7 @@ pytest.importorskip("deepspeed")
 import children
 import deepspeed_runs as runs
 import torch
+from children import on_ranks
 from deepspeed_runs import EVERY, STEPS
 from support import assert_same
 
@@ -27,10 +28,8 @@ KINDS = {
 CASES = [("stage 0", 2), ("stage 1", 1), ("stage 1", 2), ("stage 2", 2), ("stage 3", 2)]
 
 
-def fit(kind, ranks, folder, results=None, **options):
-    codes = children.exit_codes(ranks, runs.fit, {**KINDS[kind], **options}, folder, results)
-    assert codes == [0] * ranks
-    return [torch.load(f"{results}-{rank}", weights_only=False) for rank in range(ranks)]
+def fit(kind, ranks, folder, **options):
+    return children.results(ranks, runs.fit, {**KINDS[kind], **options}, folder)
 
 
 def latest(folder):
@@ -48,14 +47,11 @@ def point(folder, tag, copy):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Return folder and end of a run, by kind, number of ranks and whether it is stock."""
-    found = {}
 
+    @functools.cache
     def train(kind, ranks, stock=False):
-        if (kind, ranks, stock) not in found:
-            at = tmp_path_factory.mktemp("trained")
-            end = fit(kind, ranks, at / "run", at / "end", stock=stock)
-            found[kind, ranks, stock] = at / "run", end
-        return found[kind, ranks, stock]
+        folder = tmp_path_factory.mktemp("trained")
+        return folder, fit(kind, ranks, folder, stock=stock)
 
     return train
 
@@ -79,9 +75,8 @@ def test_a_run_resumes_to_the_bit(kind, ranks, of_stock, trained, tmp_path):
     folder, _ = trained(kind, ranks, stock=of_stock)
     _, expected = trained(kind, ranks)
     copy = point(folder, TAGS[0], tmp_path / "run")
-    end = fit(kind, ranks, copy, tmp_path / "end")
-    assert [one.pop("begun") for one in end] == [EVERY] * ranks
-    assert_same(end, [{k: v for k, v in one.items() if k != "begun"} for one in expected])
+    end = fit(kind, ranks, copy)
+    assert_same(end, [(EVERY, learned) for _, learned in expected])
 
 
 def test_no_pickle_is_in_a_checkpoint(trained):
@@ -97,31 +92,28 @@ def test_a_run_with_each_staging_and_in_the_foreground_ends_the_same(trained, tm
     for number, more in enumerate(
         ({"staging": "wait"}, {"staging": "snapshot", "background": False})
     ):
-        end = fit("stage 1", 1, tmp_path / f"{number}", tmp_path / f"end{number}", **more)
+        end = fit("stage 1", 1, tmp_path / f"{number}", **more)
         assert_same(end, expected)
         assert latest(tmp_path / f"{number}") == TAGS[-1]
 
 
-def test_a_tag_that_is_saved_again_keeps_the_users_files_and_no_stale_ones(tmp_path):
-    assert children.exit_codes(2, runs.call, (__name__, "save_twice"), tmp_path) == [0, 0]
-
-
-def save_twice(rank, ranks, folder):
+@on_ranks(2)
+def test_a_tag_that_is_saved_again_keeps_the_users_files_and_no_stale_ones(rank, tmp_path):
     made = runs.engine()
-    step_and_save(made, folder)
-    tag = folder / "last"
+    step_and_save(made, tmp_path)
+    tag = tmp_path / "last"
     if rank == 0:
         (tag / "tokenizer").mkdir()
         (tag / "tokenizer" / "vocab.json").write_text("{}")
         (tag / "zero_pp_rank_7_mp_rank_00_optim_states.pt").write_text("of eight ranks")
-        (folder / "old").mkdir()
+        (tmp_path / "old").mkdir()
     torch.distributed.barrier()
     before = sorted(os.listdir(tag))
-    step_and_save(made, folder)
+    step_and_save(made, tmp_path)
     before.remove("zero_pp_rank_7_mp_rank_00_optim_states.pt")
     assert sorted(os.listdir(tag)) == before
     assert (tag / "tokenizer" / "vocab.json").read_text() == "{}"
-    assert (folder / "old").is_dir()
+    assert (tmp_path / "old").is_dir()
     state = ringstow.load(tag / "mp_rank_00_model_states.pt")
     assert state["global_steps"] == made.global_steps == 2
 
@@ -134,7 +126,7 @@ def step_and_save(made, folder):
 
 
 def test_save_latest_false_leaves_latest_alone_and_16_bit_models_are_torch_files(tmp_path):
-    assert children.exit_codes(1, runs.call, (__name__, "save_others"), tmp_path) == [0]
+    children.results(1, save_others, tmp_path)
     assert sorted(os.listdir(tmp_path / "run")) == ["aside", "zero_to_fp32.py", "zero_to_torch.py"]
     assert sorted(os.listdir(tmp_path / "model")) == ["pytorch_model.bin"]
     weights = torch.load(tmp_path / "model" / "pytorch_model.bin")
@@ -149,39 +141,33 @@ def save_others(rank, ranks, folder):
     made.destroy()
 
 
+@on_ranks(1)
 def test_a_background_save_has_the_values_of_the_call(tmp_path):
-    assert children.exit_codes(1, runs.call, (__name__, "save_and_step"), tmp_path) == [0]
-
-
-def save_and_step(rank, ranks, folder):
     made = runs.engine()
     runs.step(made)
     weights = {name: one.clone() for name, one in made.module_state_dict().items()}
-    runs.save(made, folder)
+    runs.save(made, tmp_path)
     for _ in range(3):
         runs.step(made)
     made.checkpoint_engine.wait()
-    saved = ringstow.load(folder / "global_step1" / "mp_rank_00_model_states.pt")["module"]
+    saved = ringstow.load(tmp_path / "global_step1" / "mp_rank_00_model_states.pt")["module"]
     assert_same(dict(saved), weights)
     assert not torch.equal(made.module_state_dict()["0.weight"], weights["0.weight"])
 
 
+@on_ranks(1)
 def test_two_engines_save_into_one_directory_at_the_same_time(tmp_path):
-    assert children.exit_codes(1, runs.call, (__name__, "save_two"), tmp_path) == [0]
-
-
-def save_two(rank, ranks, folder):
     actor, critic = runs.engine(), runs.engine(stage=2)
     for made in (actor, critic):
         runs.step(made)
-    (folder / ".ringstow-left").mkdir()
+    (tmp_path / ".ringstow-left").mkdir()
     for number in range(3):
-        actor.save_checkpoint(str(folder), tag=f"actor{number}")
-        critic.save_checkpoint(str(folder), tag=f"critic{number}")
+        actor.save_checkpoint(str(tmp_path), tag=f"actor{number}")
+        critic.save_checkpoint(str(tmp_path), tag=f"critic{number}")
     actor.destroy()
     critic.destroy()
     names = [f"{who}{number}" for who in ("actor", "critic") for number in range(3)]
-    assert sorted(p.name for p in pathlib.Path(folder).iterdir() if p.is_dir()) == names
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == names
 
 
 def test_a_dict_in_itself_is_left_to_the_save_which_names_it(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import pytest
@@ -10,7 +11,6 @@ pytest.importorskip("deepspeed")
 
 import children
 import deepspeed_runs as runs
-import torch
 from deepspeed_runs import EVERY
 from support import assert_same
 from test_deepspeed import KINDS, fit, latest
@@ -42,15 +42,9 @@ MOMENTS = [
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """Return the end of a run that is not killed, by its kind and number of ranks."""
-    found = {}
-
-    def end(kind, ranks):
-        if (kind, ranks) not in found:
-            at = tmp_path_factory.mktemp("unbroken")
-            found[kind, ranks] = fit(kind, ranks, at / "run", at / "end")
-        return found[kind, ranks]
-
-    return end
+    return functools.cache(
+        lambda kind, ranks: fit(kind, ranks, tmp_path_factory.mktemp("unbroken"))
+    )
 
 
 @pytest.mark.parametrize(("kind", "ranks", "moment", "victims", "tag"), MOMENTS)
@@ -68,39 +62,21 @@ def test_a_killed_run_resumes_from_the_last_complete_tag_and_ends_with_the_same_
     files = list(named.glob("*_states.pt"))
     assert len(files) == ranks * 2 if kind == "stage 3" else ranks + 1
     assert all(ringstow.verify(one).ok for one in files)
-
-    end = resumed(kind, ranks, tmp_path, tag)
-    assert [one.pop("begun") for one in end] == [steps] * ranks
-    expected = [{k: v for k, v in one.items() if k != "begun"} for one in unbroken(kind, ranks)]
-    assert_same(end, expected)
+    end = children.results(ranks, runs.fit, KINDS[kind], folder, tag)
+    assert_same(end, [(steps, learned) for _, learned in unbroken(kind, ranks)])
     assert not [one for one in folder.iterdir() if one.name.startswith(".ringstow")]
-
-
-def resumed(kind, ranks, at, tag):
-    """Resume a run, and return how it ends."""
-    codes = children.exit_codes(ranks, runs.fit, KINDS[kind], at / "run", at / "end", tag)
-    assert codes == [0] * ranks
-    return [torch.load(at / f"end-{rank}", weights_only=False) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize(
     ("cause", "victim"),
-    [
-        ("value", 0),
-        ("value", 1),
-        ("full disk", 0),
-        ("full disk", 1),
-        ("full disk for scripts", 0),
-    ],
+    [("value", 0), ("value", 1), ("full disk", 0), ("full disk", 1), ("full disk for scripts", 0)],
 )
 def test_a_rank_that_cannot_save_fails_the_save_on_all_ranks_and_leaves_latest(
     cause, victim, tmp_path
 ):
-    folder, results = tmp_path / "run", tmp_path / "raised"
-    codes = children.exit_codes(2, runs.fail, KINDS["stage 1"], folder, results, victim, cause)
-    assert codes == [0, 0]
-    for rank in range(2):
-        raised, found = torch.load(f"{results}-{rank}")
+    folder = tmp_path / "run"
+    args = KINDS["stage 1"], folder, victim, cause
+    for rank, (raised, found) in enumerate(children.results(2, runs.fail, *args)):
         # The disk is full for the shards later, in the background.
         failed = 1 if cause == "full disk" else 0
         said = raised.pop(failed)
@@ -116,5 +92,5 @@ def test_a_rank_that_cannot_save_fails_the_save_on_all_ranks_and_leaves_latest(
 @pytest.mark.parametrize("call", ["destroy", "__del__"])
 def test_the_failure_of_the_last_save_is_reported_at_the_exit(call, tmp_path):
     folder = tmp_path / "run"
-    assert children.exit_codes(1, runs.lose, KINDS["stage 0"], folder, call) == [0]
+    children.results(1, runs.lose, KINDS["stage 0"], folder, call)
     assert not list(folder.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,17 +12,17 @@ pytest.importorskip("deepspeed")
 
 import children
 import deepspeed_runs as runs
-import snippets
 import torch
+from all_trainers import run_page
+from children import on_ranks
 from deepspeed.runtime.checkpoint_engine import FastCheckpointEngine
+from deepspeed_runs import EVERY
 from support import assert_same
 from test_deepspeed import TAGS, fit, latest
 
 import ringstow
 from ringstow.integrations import deepspeed as ours
 from ringstow.integrations._deepspeed import _seam, _states
-
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
 
 
 @pytest.mark.parametrize(
@@ -44,19 +43,16 @@ def test_the_package_is_not_imported_before_it_is_used():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@on_ranks(1)
 def test_what_cannot_be_saved_is_refused_before_the_training(tmp_path):
-    assert children.exit_codes(1, runs.call, (__name__, "refusals"), tmp_path) == [0]
-
-
-def refusals(rank, ranks, folder):
     with pytest.raises(TypeError, match=r"deepspeed\.initialize"):
         ours.use(torch.nn.Linear(1, 1))
     stock = runs.engine(stock=True)
     for more, kind, text in (
         ({"staging": "unguarded"}, ringstow.InvalidStateError, "guard"),
         ({"staging": "other"}, ringstow.InvalidStateError, "other"),
-        ({"config": ringstow.Config(stripe=[str(folder)])}, ringstow.InvalidStateError, "stripe"),
-        ({"config": ringstow.Config(tiers=[str(folder)])}, ringstow.InvalidStateError, "tiers"),
+        ({"config": ringstow.Config(stripe=[str(tmp_path)])}, ringstow.InvalidStateError, "stripe"),
+        ({"config": ringstow.Config(tiers=[str(tmp_path)])}, ringstow.InvalidStateError, "tiers"),
     ):
         with pytest.raises(kind, match=text):
             ours.use(stock, **more)
@@ -79,20 +75,20 @@ def refusals(rank, ranks, folder):
     runs.step(made)
     with pytest.raises(ValueError, match="save_dir"):
         made.save_checkpoint("")
-    runs.save(made, folder / "run")
+    runs.save(made, tmp_path / "run")
     with pytest.raises(ringstow.NoCheckpointError, match="gone"):
-        made.load_checkpoint(str(folder / "run"), tag="gone")
-    (folder / "run" / "latest").write_text("lost")
+        made.load_checkpoint(str(tmp_path / "run"), tag="gone")
+    (tmp_path / "run" / "latest").write_text("lost")
     with pytest.raises(ringstow.NoCheckpointError, match="lost"):
-        made.load_checkpoint(str(folder / "run"))
-    assert made.load_checkpoint(str(folder)) == (None, None)
-    file = folder / "run" / "global_step1" / "mp_rank_00_model_states.pt"
+        made.load_checkpoint(str(tmp_path / "run"))
+    assert made.load_checkpoint(str(tmp_path)) == (None, None)
+    file = tmp_path / "run" / "global_step1" / "mp_rank_00_model_states.pt"
     with pytest.raises(TypeError, match="device"):
         made.checkpoint_engine.load(str(file), map_location={"cpu": "cpu"})
 
 
 def test_ranks_with_other_tags_all_fail_and_the_next_save_succeeds(tmp_path):
-    assert children.exit_codes(2, runs.call, (__name__, "other_tags"), tmp_path) == [0, 0]
+    children.results(2, other_tags, tmp_path)
     assert latest(tmp_path) == "both"
 
 
@@ -104,17 +100,14 @@ def other_tags(rank, ranks, folder):
     made.destroy()
 
 
-def test_damage_fails_the_load_on_all_ranks(tmp_path):
-    assert children.exit_codes(2, runs.call, (__name__, "damaged"), tmp_path) == [0, 0]
-
-
-def damaged(rank, ranks, folder):
+@on_ranks(2)
+def test_damage_fails_the_load_on_all_ranks(rank, tmp_path):
     made = runs.engine()
     runs.step(made)
-    runs.save(made, folder)
+    runs.save(made, tmp_path)
     made.checkpoint_engine.wait()
     if rank == 0:
-        one = folder / "global_step1" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        one = tmp_path / "global_step1" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
         (shard,) = one.glob("*.safetensors")
         with open(shard, "r+b") as stream:
             stream.seek(shard.stat().st_size - 100)
@@ -122,34 +115,28 @@ def damaged(rank, ranks, folder):
     torch.distributed.barrier()
     kind = ringstow.CorruptCheckpointError if rank == 1 else ringstow.Error
     with pytest.raises(kind):
-        made.load_checkpoint(str(folder))
+        made.load_checkpoint(str(tmp_path))
 
 
+@on_ranks(1)
 def test_weights_alone_of_stage_3_are_refused_with_the_remedy(tmp_path):
-    assert children.exit_codes(1, runs.call, (__name__, "weights_alone"), tmp_path) == [0]
-
-
-def weights_alone(rank, ranks, folder):
     made = runs.engine(stage=3)
     runs.step(made)
-    runs.save(made, folder)
+    runs.save(made, tmp_path)
     with pytest.raises(ringstow.UnsupportedError, match="stock files"):
-        made.load_checkpoint(str(folder), load_optimizer_states=False)
+        made.load_checkpoint(str(tmp_path), load_optimizer_states=False)
 
 
 @pytest.mark.parametrize("kind", ["stage 1", "stage 3"])
 def test_the_stock_engine_resumes_from_stock_files_of_a_tag(kind, tmp_path):
-    expected = fit(kind, 2, tmp_path / "run", tmp_path / "end")
+    expected = fit(kind, 2, tmp_path / "run")
     (tmp_path / "run" / TAGS[0] / "note.txt").write_text("the user's")
     ours.to_stock(tmp_path / "run" / TAGS[0], tmp_path / "stock" / TAGS[0])
     assert (tmp_path / "stock" / TAGS[0] / "note.txt").exists()
     (tmp_path / "stock" / "latest").write_text(TAGS[0])
-    end = fit(kind, 2, tmp_path / "stock", tmp_path / "again", stock=True)
-    assert {one.pop("begun") for one in end} == {2}
-    assert_same(end, [{k: v for k, v in one.items() if k != "begun"} for one in expected])
-
-    merged = children.exit_codes(1, runs.call, (__name__, "merge"), tmp_path / "stock", TAGS[-1])
-    assert merged == [0]
+    end = fit(kind, 2, tmp_path / "stock", stock=True)
+    assert_same(end, [(EVERY, learned) for _, learned in expected])
+    children.results(1, merge, tmp_path / "stock", TAGS[-1])
     with pytest.raises(FileExistsError):
         ours.to_stock(tmp_path / "run" / TAGS[0], tmp_path / "stock" / TAGS[0])
     with pytest.raises(ringstow.NoCheckpointError):
@@ -166,14 +153,8 @@ def merge(rank, ranks, folder, tag):
 def test_a_dynamic_loss_scaler_comes_back_without_a_pickle(tmp_path):
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
-    scaler = DynamicLossScaler(
-        init_scale=2**10,
-        scale_window=7,
-        min_scale=1.0,
-        delayed_shift=2,
-        consecutive_hysteresis=False,
-        dtype=torch.half,
-    )
+    options = {"min_scale": 1.0, "delayed_shift": 2, "consecutive_hysteresis": False}
+    scaler = DynamicLossScaler(2**10, scale_window=7, dtype=torch.half, **options)
     scaler.cur_iter, scaler.cur_scale = 3, 512.0
     state = {"optimizer_state_dict": {"loss_scaler": scaler, "n": 1}}
     ringstow.save(_states.packed(state), tmp_path / "one")
@@ -184,7 +165,7 @@ def test_a_dynamic_loss_scaler_comes_back_without_a_pickle(tmp_path):
 
 
 def test_the_snippets_of_the_page_run(tmp_path):
-    assert children.exit_codes(1, runs.call, (__name__, "page"), tmp_path) == [0]
+    children.results(1, page, tmp_path)
     assert latest(tmp_path / "run") == "global_step6"
     for tag in ("run/global_step6", "stock/global_step6"):
         assert (tmp_path / tag / "mp_rank_00_model_states.pt").is_file() == tag.startswith("stock")
@@ -198,5 +179,4 @@ def page(rank, ranks, folder):
         "config": runs.config(),
         "batch": lambda step: torch.ones(2, runs.WIDTH, dtype=torch.bfloat16),
     }
-    for line, code in snippets.snippets(PAGE, "DeepSpeed"):
-        exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), names)
+    run_page("large-scale.md", "DeepSpeed", **names)

@@ -51,16 +51,12 @@ def test_lightnings_file_loads_as_lightning_loads_it(tmp_path):
 
 @pytest.mark.parametrize("kind", ["stock-mp", "stock-fsdp"])
 def test_lightnings_shards_load_whole_with_what_is_beside_them(kind, tmp_path):
-    root, results = tmp_path / "run", tmp_path / "results.pt"
-    assert children.exit_codes(2, lightning_shards.fit, kind, root, results) == [0, 0]
-    path = ringstow.latest(root).path
+    (_, learned), _ = children.results(2, lightning_shards.fit, kind, tmp_path)
+    path = ringstow.latest(tmp_path).path
     state = ringstow.load(path)
-    meta = state["lightning"][0]
-    assert (path, meta["global_step"]) == (
-        str(root / os.path.basename(path)),
-        lightning_shards.STEPS,
-    )
-    expected = torch.load(results)["model"]
+    assert path == str(tmp_path / os.path.basename(path))
+    assert state["lightning"][0]["global_step"] == lightning_shards.STEPS
+    expected = learned["model"]
     weights = state["model" if kind == "stock-fsdp" else "state_dict"]
     assert_same({name: weights[name] for name in expected}, dict(expected))
     assert state["optimizer_0"]["state"]

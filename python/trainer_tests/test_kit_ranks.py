@@ -6,6 +6,7 @@ import children
 import pytest
 import torch
 import torch.distributed as dist
+from children import on_ranks
 from support import assert_same
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from torch.distributed.device_mesh import init_device_mesh
@@ -29,29 +30,28 @@ def state(rank, fill, *, is_saved=True):
     return {"model": {"weight": weight}, "optimizer": {"step": torch.tensor(fill)}, **first}
 
 
-def filling(rank, ranks, root):
+@on_ranks(2)
+def test_a_state_is_filled_from_what_this_and_the_former_version_have_saved(rank, tmp_path):
     dist.init_process_group("gloo")
     all_ranks = Ranks()
     saved = state(rank, 3.0)
-    save_by_dcp(saved, checkpoint_id=f"{root}/former", storage_writer=ringstow.dcp.StorageWriter())
-    all_ranks.save(saved, f"{root}/now", 3, apart=["optimizer"])
+    save_by_dcp(
+        saved, checkpoint_id=f"{tmp_path}/former", storage_writer=ringstow.dcp.StorageWriter()
+    )
+    all_ranks.save(saved, f"{tmp_path}/now", 3, apart=["optimizer"])
     for name in ("former", "now"):
         found = state(rank, 0.0, is_saved=False)
-        all_ranks.fill(found, f"{root}/{name}", Call())
+        all_ranks.fill(found, f"{tmp_path}/{name}", Call())
         assert found["model"]["weight"].to_local().eq(3).all()
         assert found["optimizer"]["step"] == 3
         assert_same(found["meta"], META)
         weights = {"model": state(rank, 0.0)["model"]}
-        all_ranks.fill(weights, f"{root}/{name}", Call())  # leaves what has other keys
+        all_ranks.fill(weights, f"{tmp_path}/{name}", Call())  # leaves what has other keys
         assert weights["model"]["weight"].to_local().eq(3).all()
         more = {"model": {**weights["model"], "bias": torch.zeros(2)}}
         with pytest.raises(ringstow.KeyMismatchError, match="model.bias"):
-            all_ranks.fill(more, f"{root}/{name}", Call())
+            all_ranks.fill(more, f"{tmp_path}/{name}", Call())
     groups = len(dist.distributed_c10d._world.pg_map)
     all_ranks.close()
     assert len(dist.distributed_c10d._world.pg_map) == groups - 2
     dist.destroy_process_group()
-
-
-def test_a_state_is_filled_from_what_this_and_the_former_version_have_saved(tmp_path):
-    assert children.exit_codes(2, filling, tmp_path) == [0, 0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-import children
 import lightning_shards as shards
 import pytest
 import torch
+from children import on_ranks, result, results
 from lightning_runs import RingstowCheckpointIO, lightning, trainer
 from lightning_shards import EVERY, STEPS
 from support import assert_same
@@ -39,34 +39,33 @@ class Parallel(shards.Sharded):
         parallelize_module(self.net, self.device_mesh["tensor_parallel"], plan)
 
 
-def in_parallel(rank, ranks, root, results, path=None):
+def in_parallel(rank, ranks, root, path=None):
     lightning.seed_everything(1, verbose=False)
     run = trainer(
         root,
         shards.ModelCheckpoint(dirpath=root, every_n_train_steps=EVERY, save_top_k=-1),
         strategy=RingstowModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=ranks),
         devices=ranks,
-        epochs=-1,
-        max_steps=STEPS,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
+        **shards.SHORT,
     )
     run.fit(Parallel(), ckpt_path=path)
-    learned = shards.whole(run)
-    if rank == 0:
-        torch.save(learned, results)
+    return shards.whole(run)
 
 
 def test_tensor_parallel_runs_resume_to_the_bit_and_on_fewer_ranks(tmp_path):
-    learned = []
-    for name, ranks, path in [("a", 2, None), ("b", 2, FIRST), ("c", 1, FIRST)]:
-        path = path and str(tmp_path / "a" / path)
-        args = (tmp_path / name, tmp_path / "results.pt", path)
-        assert children.exit_codes(ranks, in_parallel, *args) == [0] * ranks
-        learned.append(torch.load(tmp_path / "results.pt"))
-    assert_same(learned[1], learned[0])
-    for name, tensor in learned[0]["model"].items():
-        assert torch.allclose(learned[2]["model"][name], tensor, rtol=1e-4, atol=1e-6)
+    first = str(tmp_path / "a" / FIRST)
+    learned, resumed, on_one = (
+        results(ranks, in_parallel, tmp_path / name, path)[0]
+        for name, ranks, path in [("a", 2, None), ("b", 2, first), ("c", 1, first)]
+    )
+    assert_same(resumed, learned)
+    assert_close(on_one["model"], learned["model"])
+
+
+def assert_close(weights, expected):
+    """Two models are the same but for the order of sums."""
+    for name, tensor in expected.items():
+        assert torch.allclose(weights[name], tensor, rtol=1e-4, atol=1e-6), name
 
 
 class Partly(shards.Sharded):
@@ -85,59 +84,45 @@ class Partly(shards.Sharded):
         return self.extra(loss[None])[0] ** 2 if self.global_step >= 2 * EVERY else loss
 
 
-def partly(rank, ranks, root):
+@on_ranks(2)
+def test_parameters_without_an_optimizers_state_stay_without_one(ranks, tmp_path):
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     learned = []
-    for folder, path in [("a", None), ("b", os.path.join(root, "a", FIRST))]:
+    for folder, path in [("a", None), ("b", os.path.join(tmp_path, "a", FIRST))]:
         lightning.seed_everything(1, verbose=False)
-        run = shards.run("mp", ranks, os.path.join(root, folder), save_top_k=-1)
+        run = shards.run("mp", ranks, os.path.join(tmp_path, folder), save_top_k=-1)
         run.fit(Partly(), ckpt_path=path)
-        learned.append(get_model_state_dict(run.strategy.model))
-    assert "optimizer_0.state.extra.bias.step" not in names_of(os.path.join(root, "a", FIRST))
-    for name, tensor in learned[0].items():
-        assert torch.equal(learned[1][name].full_tensor(), tensor.full_tensor()), name
+        weights = get_model_state_dict(run.strategy.model)
+        learned.append({name: one.full_tensor() for name, one in weights.items()})
+    assert "optimizer_0.state.extra.bias.step" not in names_of(os.path.join(tmp_path, "a", FIRST))
+    assert_same(*learned)
 
 
 def names_of(path):
     return ringstow.dcp.StorageReader(path).read_metadata().state_dict_metadata
 
 
-def test_parameters_without_an_optimizers_state_stay_without_one(tmp_path):
-    assert children.exit_codes(2, partly, tmp_path) == [0, 0]
-
-
-def alone(root, path, io, results):
+def alone(root, path, io):
     """Resume a sharded run in one process, without a strategy for shards."""
     one = shards.model()
-    run = trainer(
-        root, io=io, epochs=-1, max_steps=STEPS, num_sanity_val_steps=0, limit_val_batches=0
-    )
+    run = trainer(root, io=io, **shards.SHORT)
     run.fit(one, ckpt_path=path, weights_only=False)
-    learned = {"model": one.state_dict(), "step": run.global_step}
-    learned["lr"] = run.optimizers[0].param_groups[0]["lr"]
-    torch.save(learned, results)
+    return one.state_dict(), run.global_step, run.optimizers[0].param_groups[0]["lr"]
 
 
 @pytest.mark.parametrize("kind", ["mp", "fsdp"])
 def test_a_trainer_without_shards_goes_on_from_a_sharded_checkpoint(kind, tmp_path):
-    args = (kind, tmp_path / "run", tmp_path / "results.pt", None, None, {"save_top_k": -1})
-    assert children.exit_codes(2, shards.fit, *args) == [0, 0]
-    expected = torch.load(tmp_path / "results.pt")
+    args = kind, tmp_path / "run", None, None, {"save_top_k": -1}
+    (_, expected), _ = results(2, shards.fit, *args)
     path, file = str(tmp_path / "run" / FIRST), str(tmp_path / "whole.ckpt")
     torch.save(RingstowCheckpointIO().load_checkpoint(path), file)
     for source, io in [(path, RingstowCheckpointIO()), (file, None)]:
-        args = (tmp_path / "alone", source, io, tmp_path / "alone.pt")
-        assert children.exit_code(alone, *args) == 0
-        learned = torch.load(tmp_path / "alone.pt")
-        assert learned["step"] == STEPS
-        assert learned["lr"] == expected["optimizer"]["param_groups"][0]["lr"]
-        for name, tensor in expected["model"].items():
-            assert torch.allclose(learned["model"][name], tensor, rtol=1e-4, atol=1e-6), name
+        weights, step, rate = result(alone, tmp_path / "alone", source, io)
+        assert (step, rate) == (STEPS, expected["optimizer"]["param_groups"][0]["lr"])
+        assert_close(weights, expected["model"])
     # The file, and one made of the plugin's checkpoint, are what strategies for shards load, too.
     RingstowCheckpointIO(background=False).save_checkpoint(torch.load(file), tmp_path / "own.ckpt")
     ringstow.convert.convert(tmp_path / "own.ckpt", tmp_path / "own-file.ckpt")
     for source, one in [(file, f"stock-{kind}"), (str(tmp_path / "own-file.ckpt"), kind)]:
-        args = (one, tmp_path / one, tmp_path / "results.pt", source)
-        assert children.exit_codes(2, shards.fit, *args) == [0, 0]
-        assert torch.load(tmp_path / "results.pt")["begun"] == EVERY
+        assert results(2, shards.fit, one, tmp_path / one, source)[0][0] == EVERY

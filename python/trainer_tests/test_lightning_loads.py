@@ -7,12 +7,7 @@ import pickle
 import pytest
 import torch
 from held_save import LARGE
-from lightning_runs import (
-    Model,
-    RingstowCheckpointIO,
-    fit,
-    saved,
-)
+from lightning_runs import Model, RingstowCheckpointIO, fit, saved
 from support import assert_same, flip, shards_of
 
 import ringstow
@@ -36,10 +31,15 @@ def tied():
         lambda storage, location: None,
         lambda storage, location: storage,
         lambda storage, location: storage.clone(),
-        pytest.param("cuda:0", marks=ON_GPU),
-        pytest.param(torch.device("cuda"), marks=ON_GPU),
-        pytest.param({"cpu": "cuda:0"}, marks=ON_GPU),
-        pytest.param(lambda storage, location: storage.cuda(), marks=ON_GPU),
+        *(
+            pytest.param(place, marks=ON_GPU)
+            for place in (
+                "cuda:0",
+                torch.device("cuda"),
+                {"cpu": "cuda:0"},
+                lambda storage, location: storage.cuda(),
+            )
+        ),
     ],
 )
 def test_map_location_places_tensors_as_torch_load_does(place, tmp_path):

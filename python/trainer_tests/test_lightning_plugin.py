@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import pathlib
 import pickle
 
 import pytest
-import snippets
 import torch
+from all_trainers import assert_same_parameters, run_page
 from held_save import LARGE, ONE
 from lightning.fabric import Fabric
-from lightning_runs import (
-    Model,
-    RingstowCheckpointIO,
-    in_flight,
-    model,
-    saved,
-    trainer,
-)
+from lightning_runs import Model, RingstowCheckpointIO, in_flight, model, saved, trainer
 from support import assert_same
 
 import ringstow
 from ringstow._ranks import _concurrent_saves
 
 
+def module_of(package, part, fabric=False):
+    """Return a module of one of Lightning's two packages, and ringstow's plugins for it."""
+    names = {"lightning": ("lightning.pytorch", "lightning.fabric")}
+    theirs = names.get(package, (package, "lightning_fabric"))[fabric]
+    ours = pytest.importorskip(f"ringstow.integrations.{package}")
+    return pytest.importorskip(f"{theirs}.{part}"), ours.RingstowCheckpointIO
+
+
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_the_plugin_has_the_calls_of_the_framework_with_their_arguments(package):
-    base = pytest.importorskip(
-        {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}[package]
-    ).plugins.CheckpointIO
-    module = pytest.importorskip(f"ringstow.integrations.{package}")
-    ours = module.RingstowCheckpointIO
+    module, ours = module_of(package, "plugins", fabric=True)
+    base = module.CheckpointIO
     assert issubclass(ours, base)
-    assert base.__abstractmethods__ == {
-        "save_checkpoint",
-        "load_checkpoint",
-        "remove_checkpoint",
-    }
+    assert base.__abstractmethods__ == {"save_checkpoint", "load_checkpoint", "remove_checkpoint"}
     calls = {name for name, it in vars(base).items() if callable(it) and name[0] != "_"}
     assert calls == base.__abstractmethods__ | {"teardown"}
     for name in calls:
-        theirs = inspect.signature(getattr(base, name)).parameters
-        mine = inspect.signature(getattr(ours, name)).parameters
-        assert [*mine] == [*theirs]
-        assert [one.default for one in mine.values()] == [one.default for one in theirs.values()]
-        assert [one.kind for one in mine.values()] == [one.kind for one in theirs.values()]
+        assert_same_parameters(getattr(ours, name), getattr(base, name))
 
 
 def test_pytorch_lightning_saves_and_resumes(tmp_path):
@@ -137,10 +125,8 @@ def test_a_rank_that_replaces_its_own_last_checkpoint_is_not_warned(tmp_path, mo
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_async_checkpoint_io_around_the_plugin_is_refused(package, tmp_path):
-    plugins = {"lightning": "lightning.pytorch"}.get(package, package) + ".plugins.io"
-    around = pytest.importorskip(plugins).AsyncCheckpointIO
-    ours = pytest.importorskip(f"ringstow.integrations.{package}").RingstowCheckpointIO
-    io = around(ours())
+    module, ours = module_of(package, "plugins.io")
+    io = module.AsyncCheckpointIO(ours())
 
     def save():
         io.save_checkpoint({"a": torch.ones(3)}, tmp_path / "a.ckpt")
@@ -180,12 +166,11 @@ def test_storage_options_and_urls_are_refused(tmp_path):
 
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "lightning.md"
     monkeypatch.chdir(tmp_path)
-    names = {"Model": Model}
-    for line, code in snippets.snippets(page):
-        if "Strategy" in code:  # needs two ranks
-            continue
-        exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+    names = run_page(
+        "lightning.md",
+        edit=lambda code: "" if "Strategy" in code else code,  # that needs two ranks
+        Model=Model,
+    )
     assert names["trainer"].global_step == 6
     assert_same(names["model"].state_dict(), names["trainer"].lightning_module.state_dict())

@@ -6,11 +6,7 @@ import os
 
 import pytest
 import torch
-from lightning_runs import (
-    RingstowCheckpointIO,
-    in_flight,
-    saved,
-)
+from lightning_runs import RingstowCheckpointIO, in_flight, saved
 
 import ringstow
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import functools
 import os
-import pathlib
 import resource
 import shutil
-import sys
 
 import children
 import lightning_shards as shards
 import pytest
 import snippets
 import torch
+from all_trainers import PAGES, assert_same_parameters, assert_slims
+from children import on_ranks, results
 from lightning_runs import Model, RingstowCheckpointIO, lightning, trainer
 from lightning_shards import EVERY, STEPS
-from slimming import assert_slims
 from support import assert_same
+from test_lightning_layouts import assert_close
 
 import ringstow
 from ringstow.integrations.lightning import (
@@ -31,20 +31,16 @@ pytestmark = pytest.mark.timeout(300)
 
 ALL = {"save_top_k": -1}
 FIRST = f"epoch=0-step={EVERY}.ckpt"
+TIERS = ringstow.Config(tiers=["/other"])
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return a folder with a run of each kind, and what each has learned."""
     at = tmp_path_factory.mktemp("runs")
-    learned = {}
-    for kind in ("mp", "stock-mp", "fsdp", "stock-fsdp"):
-        results = at / f"{kind}.pt"
-        codes = children.exit_codes(2, shards.fit, kind, at / kind, results, None, None, ALL)
-        assert codes == [0, 0]
-        learned[kind] = torch.load(results)
-        del learned[kind]["begun"]
-    return at, learned
+    kinds = ("mp", "stock-mp", "fsdp", "stock-fsdp")
+    ends = {kind: results(2, shards.fit, kind, at / kind, None, None, ALL) for kind in kinds}
+    return at, {kind: learned for kind, ((_, learned), _) in ends.items()}
 
 
 @pytest.mark.parametrize("kind", ["mp", "fsdp"])
@@ -75,16 +71,13 @@ def test_a_run_keeps_the_same_checkpoints_and_learns_the_same_as_with_lightnings
 )
 def test_a_run_resumes_from_any_sharded_checkpoint(kind, saved, ranks, runs, tmp_path):
     at, learned = runs
-    path, results = str(at / saved / FIRST), tmp_path / "results.pt"
-    assert children.exit_codes(ranks, shards.fit, kind, tmp_path, results, path) == [0] * ranks
-    resumed = torch.load(results)
-    assert resumed.pop("begun") == EVERY
-    expected = learned[kind]
+    path, expected = str(at / saved / FIRST), learned[kind]
+    begun, resumed = results(ranks, shards.fit, kind, tmp_path, path)[0]
+    assert begun == EVERY
     if ranks == 2 and kind == saved.removeprefix("stock-"):
         assert_same(resumed, expected)
     else:  # the sums of gradients are in another order
-        for name, tensor in expected["model"].items():
-            assert torch.allclose(resumed["model"][name], tensor, rtol=1e-4, atol=1e-6)
+        assert_close(resumed["model"], expected["model"])
         assert resumed["step"] == STEPS
 
 
@@ -96,12 +89,10 @@ def test_slim_drops_the_optimizer_of_all_ranks(kind, runs, tmp_path):
 @pytest.mark.parametrize("kind", ["mp", "fsdp"])
 def test_checkpoints_of_stock_strategies_under_use_by_default_load(kind, tmp_path):
     root = tmp_path / "run"
-    assert children.exit_codes(2, by_default, f"stock-{kind}", root) == [0, 0]
+    results(2, by_default, f"stock-{kind}", root)
     (path,) = root.iterdir()
     assert (path / "manifest.json").exists()
-    results = tmp_path / "results.pt"
-    assert children.exit_codes(2, shards.fit, kind, root, results, str(path)) == [0, 0]
-    assert torch.load(results)["begun"] == EVERY
+    assert results(2, shards.fit, kind, root, str(path))[0][0] == EVERY
     assert not path.exists() or (path / "meta.pt").exists()
 
 
@@ -114,13 +105,11 @@ def by_default(rank, ranks, kind, root):
 
 @pytest.mark.parametrize("kind", ["mp", "fsdp"])
 def test_a_run_resumes_from_what_the_former_version_saved_by_dcps_planner(kind, runs, tmp_path):
-    root, results = tmp_path / "run", tmp_path / "results.pt"
-    assert children.exit_codes(2, formerly, kind, root) == [0, 0]
+    root = tmp_path / "run"
+    results(2, formerly, kind, root)
     (path,) = root.iterdir()
-    assert children.exit_codes(2, shards.fit, kind, tmp_path / "new", results, str(path)) == [0, 0]
-    resumed = torch.load(results)
-    assert resumed.pop("begun") == EVERY
-    assert_same(resumed, runs[1][kind])
+    again = results(2, shards.fit, kind, tmp_path / "new", str(path))[0]
+    assert_same(again, (EVERY, runs[1][kind]))
 
 
 def formerly(rank, ranks, kind, root):
@@ -149,13 +138,12 @@ def failing(rank, ranks, root, at_step, victim):
     error = OSError if rank == victim else ringstow.Error
     with pytest.raises(error, match="File too large"):
         shards.run("mp", ranks, root, Full(), steps=STEPS).fit(shards.model())
-    sys.exit(3)
 
 
 @pytest.mark.parametrize("at_step", [5, STEPS - 1])
 def test_a_failed_save_ends_the_run_on_every_rank_and_keeps_the_older_checkpoint(at_step, tmp_path):
     root = tmp_path / "run"
-    assert children.exit_codes(2, failing, root, at_step, 1) == [3, 3]
+    results(2, failing, root, at_step, 1)
     kept = ringstow.latest(root)
     assert ringstow.verify(kept).ok
     assert ringstow.load(kept)["lightning"][0]["global_step"] == at_step // EVERY * EVERY
@@ -163,16 +151,12 @@ def test_a_failed_save_ends_the_run_on_every_rank_and_keeps_the_older_checkpoint
 
 @pytest.mark.parametrize("save_last", [True, "link"])
 def test_last_is_a_checkpoint_that_fit_resumes_from(save_last, tmp_path):
-    root, results, checkpoints = tmp_path / "run", tmp_path / "results.pt", {"save_last": save_last}
-    args = ("mp", root, results)
-    assert children.exit_codes(2, shards.fit, *args, None, None, checkpoints, 4) == [0, 0]
+    root, fit = tmp_path / "run", functools.partial(results, 2, shards.fit, "mp", tmp_path / "run")
+    checkpoints = {"save_last": save_last}
+    fit(None, None, checkpoints, 4)
     assert (root / "last.ckpt").is_symlink() == (save_last == "link")
     assert ringstow.load(root / "last.ckpt")["lightning"][0]["global_step"] == 4
-    assert children.exit_codes(2, shards.fit, *args, "last", None, checkpoints, 6) == [
-        0,
-        0,
-    ]
-    assert torch.load(results)["begun"] == 4
+    assert fit("last", None, checkpoints, 6)[0][0] == 4
     assert len(os.listdir(root)) == 2
 
 
@@ -197,40 +181,35 @@ class Tested(shards.Sharded):
 
 
 def test_a_checkpoint_of_weights_is_tested_and_not_trained_further(tmp_path):
-    assert children.exit_codes(2, weights_only, tmp_path / "run") == [0, 0]
+    results(2, weights_only, tmp_path)
 
 
-def odd_values(rank, ranks, root):
+@on_ranks(2)
+def test_values_that_cannot_be_saved_are_refused_at_the_call_on_every_rank(rank, ranks, tmp_path):
     """Save what ringstow has no words for: refused on every rank, unless pickles are allowed."""
-
-    def on_save(checkpoint):
-        checkpoint["odd"] = contextlib.suppress
 
     def odd():
         one = shards.model()
-        one.on_save_checkpoint = on_save
+        one.on_save_checkpoint = lambda checkpoint: checkpoint.update(odd=contextlib.suppress)
         return one
 
     with pytest.raises(ringstow.InvalidStateError, match="odd") as caught:
-        shards.run("mp", ranks, root, steps=4).fit(odd())
+        shards.run("mp", ranks, tmp_path, steps=4).fit(odd())
     assert rank or "RingstowModelParallelStrategy(allow_pickle=True)" in caught.value.__notes__[0]
     allowed = {"allow_pickle": True}
-    shards.run("mp", ranks, root, options=allowed, steps=4).fit(odd())
-    path = ringstow.latest(root).path
-    run = shards.run("mp", ranks, root, options=allowed, steps=4)
+    shards.run("mp", ranks, tmp_path, options=allowed, steps=4).fit(odd())
+    path = ringstow.latest(tmp_path).path
+    run = shards.run("mp", ranks, tmp_path, options=allowed, steps=4)
     load = run.strategy.load_checkpoint
     # Lightning (2.6.6) does not pass fit's weights_only to strategies that load after the setup.
     run.strategy.load_checkpoint = lambda path, weights_only: load(path, weights_only=True)
     with pytest.raises(ringstow.UnsupportedError):
         run.fit(odd(), ckpt_path=path)
-    shards.run("mp", ranks, root, options=allowed, steps=6).fit(odd(), ckpt_path=path)
+    shards.run("mp", ranks, tmp_path, options=allowed, steps=6).fit(odd(), ckpt_path=path)
 
 
-def test_values_that_cannot_be_saved_are_refused_at_the_call_on_every_rank(tmp_path):
-    assert children.exit_codes(2, odd_values, tmp_path / "run") == [0, 0]
-
-
-def averaging(rank, ranks, root):
+@on_ranks(2)
+def test_large_tensors_of_callbacks_are_saved_as_at_the_call(ranks, tmp_path):
     """Change large tensors of a callback right after a save, and save once more after the run."""
 
     class Average(lightning.Callback):
@@ -243,55 +222,63 @@ def averaging(rank, ranks, root):
         def on_train_batch_start(self, run, module, batch, index):
             self.mean += 1
 
-    one = shards.run("mp", ranks, root, Average(), steps=6, **ALL)
+    one = shards.run("mp", ranks, tmp_path, Average(), steps=6, **ALL)
     one.fit(shards.model())
-    one.save_checkpoint(os.path.join(root, "final-6.ckpt"))
-    assert ringstow.verify(os.path.join(root, "final-6.ckpt")).ok  # committed at once
+    one.save_checkpoint(os.path.join(tmp_path, "final-6.ckpt"))
+    assert ringstow.verify(os.path.join(tmp_path, "final-6.ckpt")).ok  # committed at once
     for step in (2, 4, 6):
-        path = os.path.join(root, f"epoch=0-step={step}.ckpt")
+        path = os.path.join(tmp_path, f"epoch=0-step={step}.ckpt")
         (meta,) = ringstow.load(path)["lightning"]
         assert set(meta["callbacks"]["average"]["mean"].tolist()) == {step}
 
 
-def test_large_tensors_of_callbacks_are_saved_as_at_the_call(tmp_path):
-    assert children.exit_codes(2, averaging, tmp_path / "run") == [0, 0]
-
-
-def from_a_step(rank, ranks, root):
+@on_ranks(2)
+def test_a_save_within_a_step_is_committed_when_it_returns(ranks, tmp_path):
     """Save within training_step, which Lightning runs in the optimizer's step."""
 
     class Saving(shards.Sharded):
         def training_step(self, batch, index):
             if self.global_step == 3:
-                self.trainer.save_checkpoint(os.path.join(root, "within-3.ckpt"))
+                self.trainer.save_checkpoint(os.path.join(tmp_path, "within-3.ckpt"))
             return super().training_step(batch, index)
 
     lightning.seed_everything(1, verbose=False)
-    shards.run("mp", ranks, root, steps=4).fit(Saving())
-    assert ringstow.load(os.path.join(root, "within-3.ckpt"))["lightning"][0]["global_step"] == 3
+    shards.run("mp", ranks, tmp_path, steps=4).fit(Saving())
+    assert (
+        ringstow.load(os.path.join(tmp_path, "within-3.ckpt"))["lightning"][0]["global_step"] == 3
+    )
 
 
-def test_a_save_within_a_step_is_committed_when_it_returns(tmp_path):
-    assert children.exit_codes(2, from_a_step, tmp_path / "run") == [0, 0]
-
-
-def test_arguments_that_cannot_be_honoured_are_refused():
-    with pytest.raises(ringstow.InvalidStateError, match="state_dict_type='full' is not for it"):
-        RingstowFSDPStrategy(state_dict_type="full")
-    with pytest.raises(ringstow.InvalidStateError, match="save_distributed_checkpoint=False"):
-        RingstowModelParallelStrategy(save_distributed_checkpoint=False)
-    with pytest.raises(ringstow.InvalidStateError, match='use "guard"'):
-        RingstowFSDPStrategy(staging="unguarded")
-    tiers = ringstow.Config(tiers=["/other"])
-    for plugin in (RingstowFSDPStrategy, RingstowCheckpointIO):
-        with pytest.raises(ringstow.InvalidStateError, match="tiers"):
-            plugin(config=tiers)
-    with pytest.raises(ringstow.InvalidStateError, match="leave the plugin out"):
-        RingstowFSDPStrategy().checkpoint_io = RingstowCheckpointIO()
-    with pytest.raises(ringstow.InvalidStateError, match="would not ask RingstowCheckpointIO"):
-        RingstowFSDPStrategy(checkpoint_io=RingstowCheckpointIO())
-    with pytest.raises(TypeError, match="leave them out"):
-        RingstowFSDPStrategy().save_checkpoint({}, "a.ckpt", storage_options={"acl": "x"})
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: RingstowFSDPStrategy(state_dict_type="full"), "state_dict_type='full' is not for"),
+        (
+            lambda: RingstowModelParallelStrategy(save_distributed_checkpoint=False),
+            "save_distributed_checkpoint=False",
+        ),
+        (lambda: RingstowFSDPStrategy(staging="unguarded"), 'use "guard"'),
+        (lambda: RingstowFSDPStrategy(config=TIERS), "tiers"),
+        (lambda: RingstowCheckpointIO(config=TIERS), "tiers"),
+        (
+            lambda: setattr(RingstowFSDPStrategy(), "checkpoint_io", RingstowCheckpointIO()),
+            "leave the plugin out",
+        ),
+        (
+            lambda: RingstowFSDPStrategy(checkpoint_io=RingstowCheckpointIO()),
+            "would not ask RingstowCheckpointIO",
+        ),
+        (
+            lambda: RingstowFSDPStrategy().save_checkpoint(
+                {}, "a.ckpt", storage_options={"a": "x"}
+            ),
+            "leave them out",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_honoured_are_refused(call, said):
+    with pytest.raises((ringstow.InvalidStateError, TypeError), match=said):
+        call()
 
 
 def full(rank, ranks, root):
@@ -299,13 +286,12 @@ def full(rank, ranks, root):
     run = shards.run("stock-mp", ranks, root, options=options, io=RingstowCheckpointIO())
     with pytest.raises(ringstow.InvalidStateError, match=r"use RingstowModelParallelStrategy\(\)"):
         run.fit(shards.model())
-    sys.exit(3)
 
 
 def test_the_plugin_refuses_strategies_that_load_files_only(tmp_path):
-    first, second = children.exit_codes(2, full, tmp_path / "run")
-    assert first == 3  # the rank that saves
-    assert second != 0
+    codes = children.exit_codes(2, full, tmp_path / "run")
+    assert codes[0] == 0  # the rank that saves
+    assert codes[1] != 0
     assert not os.path.exists(tmp_path / "run" / FIRST)
 
 
@@ -319,10 +305,7 @@ def test_both_packages_have_the_strategies_with_the_frameworks_calls(package):
         assert issubclass(one, base)
         one()  # with defaults that are not refused
         for call in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
-            wanted = inspect.signature(getattr(base, call)).parameters
-            found = inspect.signature(getattr(one, call)).parameters
-            assert [*found] == [*wanted]
-            assert [it.default for it in found.values()] == [it.default for it in wanted.values()]
+            assert_same_parameters(getattr(one, call), getattr(base, call))
 
 
 def test_a_model_is_made_of_a_sharded_checkpoint_or_one_of_the_plugins(runs, tmp_path):
@@ -362,8 +345,8 @@ def snippet(rank, ranks, folder, code):
 
 
 def test_the_sharded_snippet_of_the_page_runs(tmp_path):
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "lightning.md"
-    (code,) = [code for _, code in snippets.snippets(page) if "Strategy" in code]
-    assert children.exit_codes(2, snippet, tmp_path, code) == [0, 0]
+    page = snippets.snippets(PAGES / "lightning.md")
+    (code,) = [code for _, code in page if "Strategy" in code]
+    results(2, snippet, tmp_path, code)
     (kept,) = os.listdir(tmp_path / "run" / "sharded")
     assert ringstow.load(tmp_path / "run" / "sharded" / kept)["lightning"][0]["global_step"] == 6

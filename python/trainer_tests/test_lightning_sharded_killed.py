@@ -8,7 +8,6 @@ import signal
 import children
 import lightning_shards as shards
 import pytest
-import torch
 from lightning_shards import EVERY
 from support import assert_same
 
@@ -41,45 +40,35 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     from ringstow.integrations._lightning import _paths, _ranks
 
     batches, count = Batches(), 0
-    meet = _save._Save._meet
-    start = _ranks.Ranks.save_async
-    write, finish = _save._Save._write_share, _commit.Shared._commit
+    write = _save._Save._write_share
 
-    def begin(self):
+    def begin(*_):
         nonlocal count
         count += 1
-        return meet(self)
 
-    def save_async(*args, **more):  # in training's thread: no batch begins meanwhile
-        batches.has_begun.clear()
-        return start(*args, **more)
+    def at(*moments):
+        def act(*_):
+            if count == number and rank in victims and moment in moments:
+                if moment == "training":
+                    assert batches.has_begun.wait(300)
+                die()
 
-    def is_now(*moments):
-        return count == number and rank in victims and moment in moments
+        return act
 
     def write_share(self, state):
-        if is_now("training"):
-            assert batches.has_begun.wait(300)
-        if is_now("writing", "training"):
-            die()
         done = write(self, state)
-        if is_now("written"):
-            die()
+        at("written")()
         return done
 
-    def commit(self, *args, **more):
-        return die() if is_now("committing") else finish(self, *args, **more)
-
-    def after(moment, function):
-        return lambda *args, **more: die() if is_now(moment) else function(*args, **more)
-
-    _ranks.Ranks.save_async = save_async
-    _save._Save._meet = begin
+    # In training's thread: no batch begins meanwhile.
+    children.before(_ranks.Ranks, "save_async", lambda *_: batches.has_begun.clear())
+    children.before(_save._Save, "_meet", begin)
     _save._Save._write_share = write_share
-    _commit.Shared._commit = commit
-    _mark.write = after("committed", _mark.write)
-    _paths.remove = after("removing", _paths.remove)
-    _paths.put = after("naming", _paths.put)
+    children.before(_save._Save, "_write_share", at("writing", "training"))
+    children.before(_commit.Shared, "_commit", at("committing"))
+    children.before(_mark, "write", at("committed"))
+    children.before(_paths, "remove", at("removing"))
+    children.before(_paths, "put", at("naming"))
     shards.run(kind, ranks, root, batches).fit(shards.model())
 
 
@@ -87,21 +76,17 @@ def killed(rank, ranks, kind, root, moment, number, victims):
 def unbroken(tmp_path_factory):
     """Return what runs of each kind learn that are not killed."""
     at = tmp_path_factory.mktemp("unbroken")
-    learned = {}
-    for kind in ("mp", "fsdp"):
-        results = at / f"{kind}.pt"
-        assert children.exit_codes(2, shards.fit, f"stock-{kind}", at / kind, results) == [
-            0,
-            0,
-        ]
-        learned[kind] = torch.load(results)
-        assert learned[kind].pop("begun") == 0
-    return learned
+    ends = {
+        kind: children.results(2, shards.fit, f"stock-{kind}", at / kind)[0]
+        for kind in ("mp", "fsdp")
+    }
+    assert [begun for begun, _ in ends.values()] == [0, 0]
+    return {kind: learned for kind, (_, learned) in ends.items()}
 
 
 @pytest.mark.parametrize(("kind", "moment", "number", "victims"), MOMENTS)
 def test_a_killed_sharded_run_resumes_to_the_bit(kind, moment, number, victims, tmp_path, unbroken):
-    root, results = tmp_path / "run", tmp_path / "results.pt"
+    root = tmp_path / "run"
     codes = children.exit_codes(2, killed, kind, root, moment, number, victims)
     assert all(codes[victim] == -signal.SIGKILL for victim in victims)
     assert 0 not in codes  # the others do not take a lost save for a success
@@ -114,9 +99,8 @@ def test_a_killed_sharded_run_resumes_to_the_bit(kind, moment, number, victims, 
     else:
         assert found is None or moment == "naming"
     checkpoint = None if found is None else "latest"
-    assert children.exit_codes(2, shards.fit, kind, root, results, checkpoint) == [0, 0]
-    learned = torch.load(results)
-    assert learned.pop("begun") >= at_least
+    begun, learned = children.results(2, shards.fit, kind, root, checkpoint)[0]
+    assert begun >= at_least
     assert_same(learned, unbroken[kind])
     kept = [name for name in os.listdir(root) if not name.startswith(".")]
     newest = ringstow.latest(root)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
-import sys
 
 import children
 import pytest
-import torch
+from children import results
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_runs import RingstowCheckpointIO, lightning, model, state, trainer
@@ -35,8 +33,8 @@ class Signalled(lightning.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def train(rank, ranks, root, signalled, number, ckpt_path, results):
-    """Train, as a rank that may get a signal; exit with 7 at SIGTERMException."""
+def train(rank, ranks, root, signalled=(), number=signal.SIGTERM, ckpt_path=None):
+    """Train, as a rank that may get a signal; return the end, or the step of SIGTERMException."""
     kept = ModelCheckpoint(dirpath=root, save_on_exception=True, save_top_k=-1, every_n_epochs=99)
     callbacks = [kept, RingstowSignals()]
     if rank in signalled:
@@ -48,83 +46,52 @@ def train(rank, ranks, root, signalled, number, ckpt_path, results):
         run.fit(one, ckpt_path=ckpt_path)
     except SIGTERMException:
         assert run.received_sigterm
-        pathlib.Path(f"{results}.{rank}").write_text(str(run.global_step))
-        sys.exit(7)
-    torch.save(state(run), f"{results}.{rank}")
+        return run.global_step
+    return state(run)
 
 
-def requeued(rank, ranks, root, signalled, number, ckpt_path, results):
+def requeued(rank, ranks, root, *args):
     """Train in a job of Slurm's, as Lightning sees one."""
-    of_slurm = {
-        "NTASKS": ranks,
-        "NTASKS_PER_NODE": ranks,
-        "NNODES": 1,
-        "PROCID": rank,
-        "LOCALID": rank,
-        "NODEID": 0,
-        "JOB_ID": 4321,
-        "JOB_NAME": "training",
-        "NODELIST": "127.0.0.1",
-    }
-    os.environ.update({f"SLURM_{name}": str(value) for name, value in of_slurm.items()})
+    names = {"NTASKS": ranks, "NTASKS_PER_NODE": ranks, "NNODES": 1, "PROCID": rank, "NODEID": 0}
+    names |= {"LOCALID": rank, "JOB_ID": 4321, "JOB_NAME": "training", "NODELIST": "127.0.0.1"}
+    os.environ.update({f"SLURM_{name}": str(value) for name, value in names.items()})
     os.environ["PATH"] = f"{root}:{os.environ['PATH']}"
-    train(rank, ranks, root, signalled, number, ckpt_path, results)
-
-
-def ended(run, ranks, root, results, signalled=(), number=signal.SIGTERM, ckpt_path=None):
-    args = root, signalled, number, ckpt_path, results
-    outputs = [f"{results}.{rank}.log" for rank in range(ranks)]
-    if ranks == 1:
-        return [children.exit_code(run, 0, 1, *args, output=outputs[0])]
-    return children.exit_codes(ranks, run, *args, outputs=outputs)
-
-
-def printed(results):
-    return [one.read_text() for one in sorted(results.parent.glob("end.*.log"))]
+    return train(rank, ranks, root, *args)
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """Return how a run of two ranks ends that no signal stops; that of one rank is equal."""
-    root = tmp_path_factory.mktemp("unbroken")
-    assert ended(train, 2, root / "run", root / "end") == [0, 0]
-    return torch.load(root / "end.0")
+    return results(2, train, tmp_path_factory.mktemp("unbroken"))[0]
 
 
 @pytest.mark.parametrize(("ranks", "signalled"), [(1, [0]), (2, [1]), (2, [0, 1])])
 def test_sigterm_saves_one_last_step_on_all_ranks_and_the_resumed_run_ends_equal(
     ranks, signalled, tmp_path, unbroken
 ):
-    root, results = tmp_path / "run", tmp_path / "end"
-    codes = ended(train, ranks, root, results, signalled)
-    assert codes == [7] * ranks, printed(results)
-    steps = {int(pathlib.Path(f"{results}.{rank}").read_text()) for rank in range(ranks)}
-    newest = ringstow.latest(root)
-    assert steps == {newest.step}
+    count = 0 if ranks == 1 else ranks
+    steps = results(count, train, tmp_path, signalled)
+    newest = ringstow.latest(tmp_path)
+    assert steps == [newest.step] * ranks
     assert 5 <= newest.step < STEPS
     assert ringstow.verify(newest.path).ok
-    assert ended(train, ranks, root, results, ckpt_path=newest.path) == [0] * ranks
-    for rank in range(ranks):
-        assert_same(torch.load(f"{results}.{rank}"), unbroken)
+    ends = results(count, train, tmp_path, (), signal.SIGTERM, newest.path)
+    assert_same(ends, [unbroken] * ranks)
 
 
 def test_slurms_requeue_saves_between_two_steps_and_the_next_job_ends_equal(tmp_path, unbroken):
-    root, results = tmp_path / "run", tmp_path / "end"
-    root.mkdir()
-    scontrol = root / "scontrol"
+    scontrol, root = tmp_path / "scontrol", tmp_path
     # The save must be there before the job is killed for its requeue.
     scontrol.write_text(
         f'#!/bin/sh\necho "$@" > {root}/asked; ls {root}/*/manifest.json > {root}/is\n'
     )
     scontrol.chmod(0o755)
-    codes = ended(requeued, 2, root, results, [0, 1], signal.SIGUSR1)
-    assert codes == [0, 0], printed(results)
+    results(2, requeued, root, [0, 1], signal.SIGUSR1)
     assert (root / "asked").read_text() == "requeue 4321\n"
     assert (root / "is").read_text() == f"{root}/hpc_ckpt_1.ckpt/manifest.json\n"
     step = ringstow.open(root / "hpc_ckpt_1.ckpt").info.step
     assert 5 <= step < STEPS
-    assert ended(requeued, 2, root, results) == [0, 0]  # Lightning finds it by itself
-    assert_same(torch.load(f"{results}.0"), unbroken)
+    assert_same(results(2, requeued, root)[0], unbroken)  # Lightning finds it by itself
 
 
 def test_a_run_that_ends_leaves_the_handlers_as_they_were(tmp_path):

@@ -14,14 +14,7 @@ from held_save import LARGE, ONE
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import callbacks
 from lightning.pytorch.loggers import CSVLogger
-from lightning_runs import (
-    Model,
-    ModelCheckpoint,
-    RingstowCheckpointIO,
-    model,
-    saved,
-    trainer,
-)
+from lightning_runs import Model, ModelCheckpoint, RingstowCheckpointIO, model, saved, trainer
 from support import assert_same
 
 import ringstow

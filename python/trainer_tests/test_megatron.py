@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import signal
@@ -14,8 +15,9 @@ pytest.importorskip("megatron.core.dist_checkpointing")
 
 import children
 import megatron_runs as runs
-import snippets
 import torch
+from all_trainers import run_page
+from children import results
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
@@ -30,28 +32,21 @@ import ringstow
 from ringstow.integrations import megatron as ours
 from ringstow.integrations._megatron import _seam
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
 
-
-def fit(ranks, folder, at, how="background", fixed=False, stock=False):
-    codes = children.exit_codes(ranks, runs.fit, str(folder), at, how, fixed, stock)
-    assert codes == [0] * ranks
-    return torch.load(at)
+def fit(ranks, folder, **options):
+    return results(ranks, functools.partial(runs.fit, **options), str(folder))[0]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Return the folder and the end of an unbroken run, by how it saves."""
-    found = {}
 
+    @functools.cache
     def train(ranks, **options):
-        key = (ranks, *sorted(options.items()))
-        if key not in found:
-            at = tmp_path_factory.mktemp("trained")
-            begun, end = fit(ranks, at / "run", at / "end", **options)
-            assert begun == 0
-            found[key] = at / "run", end
-        return found[key]
+        folder = tmp_path_factory.mktemp("trained")
+        begun, end = fit(ranks, folder, **options)
+        assert begun == 0
+        return folder, end
 
     return train
 
@@ -69,22 +64,13 @@ def test_a_run_keeps_complete_checkpoints_and_learns_the_same(ranks, trained):
 
 @pytest.mark.parametrize(
     ("saved", "loaded", "options"),
-    [
-        (1, 2, {}),
-        (2, 2, {"how": "foreground"}),
-        (2, 4, {}),
-        (4, 1, {}),
-        (2, 2, {"stock": True}),
-    ],
+    [(1, 2, {}), (2, 2, {"how": "foreground"}), (2, 4, {}), (4, 1, {}), (2, 2, {"stock": True})],
 )
 def test_a_run_resumes_to_the_bit_on_any_number_of_ranks(saved, loaded, options, trained, tmp_path):
     folder, end = trained(saved, **options)
-    (tmp_path / "run").mkdir()
     name = f"iter_{EVERY:07}"
-    (tmp_path / "run" / name).symlink_to(folder / name)
-    begun, again = fit(loaded, tmp_path / "run", tmp_path / "end")
-    assert begun == EVERY
-    assert_same(again, end)
+    (tmp_path / name).symlink_to(folder / name)
+    assert_same(fit(loaded, tmp_path), (EVERY, end))
 
 
 # The moment, how it saves, which of two ranks are killed, and whether all saves have one name.
@@ -111,29 +97,22 @@ def test_a_killed_run_resumes_from_the_last_complete_checkpoint_and_learns_the_s
     assert 0 not in codes
     (name,) = [one for one in os.listdir(folder) if one.startswith("iter_")]
     assert ringstow.verify(folder / name).ok
-    begun, end = fit(2, folder, tmp_path / "end", how=how, fixed=fixed)
-    assert begun == EVERY
-    assert_same(end, trained(2)[1])
+    assert_same(fit(2, folder, how=how, fixed=fixed), (EVERY, trained(2)[1]))
     assert not [one for one in os.listdir(folder) if one.startswith(".ringstow")]
 
 
 @pytest.mark.parametrize("how", ["foreground", "background"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_full_disk_of_one_rank_fails_the_save_on_all_ranks(how, victim, tmp_path):
-    folder, results = tmp_path / "run", tmp_path / "raised"
-    codes = children.exit_codes(2, runs.fail, str(folder), results, victim, how)
-    assert codes == [0, 0]
-    for rank in range(2):
-        said, found = torch.load(f"{results}-{rank}")
+    for rank, (said, found) in enumerate(results(2, runs.fail, str(tmp_path), victim, how)):
         assert "File too large" in said
         assert f"rank {victim} failed: OSError" in said or rank == victim
         assert "iter_0000002" not in found
-    assert sorted(os.listdir(folder)) == ["iter_0000001", "iter_0000002"]
+    assert sorted(os.listdir(tmp_path)) == ["iter_0000001", "iter_0000002"]
 
 
 def test_other_kinds_of_shards_strategies_and_directories(tmp_path):
-    codes = children.exit_codes(2, runs.call, (__name__, "others"), str(tmp_path))
-    assert codes == [0, 0]
+    results(2, runs.call, others, str(tmp_path))
 
 
 def others(rank, ranks, folder):
@@ -162,18 +141,15 @@ def others(rank, ranks, folder):
         }
 
     even = {key: one for key, one in state(1.0).items() if key != "uneven"}
-    for number, (saved, wanted) in enumerate(((even, "even"), (state(1.0), "uneven"))):
-        path = f"{folder}/{wanted}"
-        request = ours.save(saved, path, async_sharded_save=True)
-        request.execute_sync()
-        template = state(0.0)
-        if not number:
-            del template["uneven"]
+    for saved in (even, state(1.0)):
+        path = f"{folder}/{len(saved)}"
+        ours.save(saved, path, async_sharded_save=True).execute_sync()
+        template = {key: one for key, one in state(0.0).items() if key in saved}
         loaded = dist_checkpointing.load(template, path)
         assert [float(one[0, 0]) for one in loaded["two"]] == [2.0 * rank, 2.0 * rank + 1]
         assert float(loaded["prepended"][0]) == rank
-        assert not number or loaded["uneven"].shape == (1 + rank, 2)
-        assert not number or float(loaded["uneven"][0, 0]) == rank + 1
+    assert loaded["uneven"].shape == (1 + rank, 2)
+    assert float(loaded["uneven"][0, 0]) == rank + 1
 
     wrapped = FullyParallelSaveStrategyWrapper(ours.RingstowSaveStrategy(staging="snapshot"))
     path = f"{folder}/parallel"
@@ -210,26 +186,23 @@ def _everything(training, loaded):
 
 
 def _refusals(training, path):
-    state = training.state()
-    with pytest.raises(ringstow.UnsupportedError, match=r"megatron\.save"):
-        dist_checkpointing.save(state, path, ours.RingstowSaveStrategy())
-    with pytest.raises(ringstow.UnsupportedError, match="RingstowSaveStrategy"):
-        ours.save(state, path, ("torch_dist", 1))
-    with pytest.raises(ringstow.InvalidStateError, match="guard"):
-        ours.RingstowSaveStrategy(staging="unguarded")
-    with pytest.raises(ringstow.InvalidStateError, match="stripe"):
-        ours.RingstowSaveStrategy(config=ringstow.Config(stripe=["/other"]))
-    with pytest.raises(ringstow.InvalidStateError, match="tiers"):
-        ours.RingstowSaveStrategy(config=ringstow.Config(tiers=["/other"]))
-    with pytest.raises(ringstow.UnsupportedError, match="save without"):
-        dist_checkpointing.remove_sharded_tensors(path, "optimizer")
-    with pytest.raises(ringstow.UnsupportedError, match="torch_dist"):
-        ours.RingstowLoadStrategy().check_backend_compatibility("torch_dist")
+    state, save = training.state(), ours.RingstowSaveStrategy
+    load = ours.RingstowLoadStrategy().check_backend_compatibility
+    for said, call in [
+        (r"megatron\.save", lambda: dist_checkpointing.save(state, path, save())),
+        ("RingstowSaveStrategy", lambda: ours.save(state, path, ("torch_dist", 1))),
+        ("guard", lambda: save(staging="unguarded")),
+        ("stripe", lambda: save(config=ringstow.Config(stripe=["/other"]))),
+        ("tiers", lambda: save(config=ringstow.Config(tiers=["/other"]))),
+        ("save without", lambda: dist_checkpointing.remove_sharded_tensors(path, "optimizer")),
+        ("torch_dist", lambda: load("torch_dist")),
+    ]:
+        with pytest.raises((ringstow.UnsupportedError, ringstow.InvalidStateError), match=said):
+            call()
 
 
 def test_damage_fails_the_load_on_all_ranks(tmp_path):
-    codes = children.exit_codes(2, runs.call, (__name__, "damaged"), str(tmp_path))
-    assert codes == [0, 0]
+    results(2, runs.call, damaged, str(tmp_path))
 
 
 def damaged(rank, ranks, folder):
@@ -248,21 +221,19 @@ def damaged(rank, ranks, folder):
 
 
 def test_the_snippets_of_the_page_run(tmp_path):
-    codes = children.exit_codes(2, runs.call, (__name__, "page"), str(tmp_path))
-    assert codes == [0, 0]
+    results(2, runs.call, page, str(tmp_path))
     assert ringstow.verify(tmp_path / "run" / "iter_0000002").ok
 
 
 def page(rank, ranks, folder):
     os.chdir(folder)
-    names = {"training": runs.Training(), "queue": runs.AsyncCallsQueue()}
-    for line, code in snippets.snippets(PAGE, "Megatron-Core"):
-        exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), names)
+    run_page(
+        "large-scale.md", "Megatron-Core", training=runs.Training(), queue=runs.AsyncCallsQueue()
+    )
 
 
 @pytest.mark.parametrize(
-    ("where", "name"),
-    [(one, name) for one, calls in _seam.SEAM.calls.items() for name in calls],
+    ("where", "name"), [(one, name) for one, calls in _seam.SEAM.calls.items() for name in calls]
 )
 def test_a_call_that_differs_is_refused_by_its_name(where, name, monkeypatch):
     monkeypatch.setattr(where, name, lambda other_argument: None)

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,9 +22,8 @@ NAMES = re.compile(r"checkpoint-\d+")
 
 def test_a_left_over_that_cannot_be_removed_fails_no_save(tmp_path, monkeypatch, caplog):
     (tmp_path / ".ringstow-checkpoint-1").mkdir()
-
-    def refuses(path, *_, **__):
-        raise OSError(39, "Directory not empty", path)  # NFS, while another process reads a file
+    refuses = Mock(side_effect=OSError(39, "Directory not empty"))
+    # As NFS does, while another process reads a file.
 
     monkeypatch.setattr(shutil, "rmtree", refuses)
     part = _rename_when_complete.prepare(str(tmp_path / "checkpoint-2"), NAMES)
@@ -53,10 +53,7 @@ def test_a_sync_that_fails_after_the_swap_keeps_the_older_checkpoint(tmp_path, m
     final.mkdir()
     (final / "old").touch()
     part = _rename_when_complete.prepare(str(final), NAMES)
-
-    def fails(path):
-        raise OSError(5, "Input/output error", path)
-
+    fails = Mock(side_effect=OSError(5, "Input/output error"))
     monkeypatch.setattr(_native, "sync_dir", fails)
     with pytest.raises(OSError, match="Input/output"):
         _rename_when_complete.take_name(part, str(final))
@@ -97,8 +94,7 @@ def test_what_a_killed_process_named_the_latest_tag_with_goes_with_the_next_save
     assert sorted(os.listdir(tmp_path)) == [".ringstow-actor1", ".ringstow-latest-critic2"]
 
 
-def refuse_to_swap(*_):
-    raise OSError(errno.EINVAL, "Invalid argument")
+refuse_to_swap = Mock(side_effect=OSError(errno.EINVAL, "Invalid argument"))
 
 
 @pytest.mark.parametrize("can_swap", [True, False])

@@ -1,13 +1,11 @@
 """Runs of torchtitan that are killed at any moment of a save resume and end with the same bits."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 
+import children
 import pytest
-import torch
 import torchtitan_processes as processes
 from support import assert_same
 
@@ -49,57 +47,43 @@ def killed(rank, ranks, root, moment, victims, **options):
     from ringstow.integrations._torchtitan import _steps
 
     count, has_begun = 0, threading.Event()
-    meet, write = _Save._meet, _Save._write_share
+    write = _Save._write_share
 
-    def die_at(*moments):
-        if rank in victims and moment in moments and count == NUMBER:
-            if moment == "training":
-                assert has_begun.wait(300)
-            processes.die()
-
-    def begin(self):
+    def begin(*_):
         nonlocal count
         count += 1
-        die_at("beginning")
-        return meet(self)
+
+    def at(*moments):
+        def act(*_):
+            if rank in victims and moment in moments and count == NUMBER:
+                if moment == "training":
+                    assert has_begun.wait(300)
+                children.die()
+
+        return act
 
     def write_share(self, state):
-        die_at("writing", "training")
         done = write(self, state)
-        die_at("written")
+        at("written")()
         return done
 
-    def before(name, call):
-        def wrapper(*args, **more):
-            die_at(name)
-            return call(*args, **more)
-
-        return wrapper
-
-    _Save._meet = begin
+    children.before(_Save, "_meet", at("beginning"))
+    children.before(_Save, "_meet", begin)
     _Save._write_share = write_share
-    Shared._commit = before("committing", Shared._commit)
-    _mark.write = before("committed", _mark.write)
-    _steps.Steps._remove = before("removing", _steps.Steps._remove)
-    _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
-    _rename_when_complete.take_name = before("exported", _rename_when_complete.take_name)
+    children.before(_Save, "_write_share", at("writing", "training"))
+    children.before(Shared, "_commit", at("committing"))
+    children.before(_mark, "write", at("committed"))
+    children.before(_steps.Steps, "_remove", at("removing"))
+    children.before(_steps, "remove", at("marked"))  # once `.metadata` is away
+    children.before(_rename_when_complete, "take_name", at("exported"))
     if moment == "clearing":  # the manifest is renamed, and files are left
         _steps.remove = lambda path, **_: (
             os.rename(f"{path}/manifest.json", f"{path}/manifest.json.retired"),
-            die_at("clearing"),
+            at("clearing")(),
         )
     run = torchtitan_runs.trainer(root, torchtitan_runs.settings(keep_latest_k=2, **options))
-    step, save = run.train_step, run.checkpointer.save
-
-    def train_step(data):
-        has_begun.set()
-        step(data)
-
-    def saving(*args, **more):
-        has_begun.clear()
-        return save(*args, **more)
-
-    run.train_step, run.checkpointer.save = train_step, saving
+    children.before(run, "train_step", lambda *_: has_begun.set())
+    children.before(run.checkpointer, "save", lambda *_: has_begun.clear())
     run.train()
     run.close()
 
@@ -108,14 +92,9 @@ def killed(rank, ranks, root, moment, victims, **options):
 def unbroken(tmp_path_factory):
     """Return what runs learn that are not killed, by their number of ranks."""
     at = tmp_path_factory.mktemp("unbroken")
-    learned = {}
-    for ranks in (1, 2):
-        results = at / f"{ranks}.pt"
-        codes = processes.exit_codes(ranks, processes.fit, at / str(ranks), results)
-        assert codes == [0] * ranks
-        learned[ranks] = torch.load(results, weights_only=False)
-        assert learned[ranks].pop("begun") == 0
-    return learned
+    ends = {ranks: processes.results(ranks, processes.fit, at / f"{ranks}")[0] for ranks in (1, 2)}
+    assert [begun for begun, _ in ends.values()] == [0, 0]
+    return {ranks: learned for ranks, (_, learned) in ends.items()}
 
 
 @pytest.mark.parametrize(("moment", "ranks", "victims"), MOMENTS)
@@ -133,12 +112,8 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(
     valid = [p.parent.name for p in folder.glob("*/.metadata")]
     assert all((folder / name / "manifest.json").exists() for name in valid)
 
-    results = tmp_path / "results.pt"
-    again = processes.exit_codes(ranks, processes.fit, tmp_path, results, keep_latest_k=2)
-    assert again == [0] * ranks
-    learned = torch.load(results, weights_only=False)
-    assert learned.pop("begun") == newest
-    assert_same(learned, unbroken[ranks])
+    again = processes.results(ranks, processes.fit, tmp_path, keep_latest_k=2)[0]
+    assert_same(again, (newest, unbroken[ranks]))
     names = sorted(os.listdir(folder))
     assert names[-1] == "step-4"
     assert "step-1" not in names or newest == NUMBER  # then no save came after it but the last
@@ -155,6 +130,6 @@ def test_a_kill_before_the_export_has_its_name_leaves_the_steps_and_no_export(tm
     folder = tmp_path / "checkpoint"
     assert not (folder / "step-4").exists()
     assert not any("step-4" in name for name in os.listdir(folder))
-    assert processes.exit_codes(2, processes.fit, tmp_path, None, **last) == [0, 0]
+    processes.results(2, processes.fit, tmp_path, **last)
     assert (folder / "step-4" / "model.safetensors.index.json").exists()
     assert not any(name.startswith(".") for name in os.listdir(folder))

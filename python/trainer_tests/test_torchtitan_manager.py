@@ -8,9 +8,12 @@ import os
 import resource
 import sys
 import threading
+from unittest.mock import Mock
 
+import children
 import pytest
-import torchtitan_processes as processes
+from all_trainers import run_page
+from torchtitan_processes import results
 
 import ringstow
 
@@ -22,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_states_of_a_users_own_come_back(tmp_path):
     for is_saved in (False, True):
-        assert processes.exit_codes(2, with_own_state, tmp_path, is_saved) == [0, 0]
+        results(2, with_own_state, tmp_path, is_saved)
 
 
 class Own:
@@ -56,19 +59,16 @@ def with_own_state(rank, ranks, root, is_saved):
 )
 def test_a_state_that_fails_on_one_rank_fails_on_all(when, loads, tmp_path):
     if loads:
-        assert processes.exit_codes(2, with_own_state, tmp_path, False) == [0, 0]
-    assert processes.exit_codes(2, with_failing_state, tmp_path, when) == [0, 0]
+        results(2, with_own_state, tmp_path, False)
+    results(2, with_failing_state, tmp_path, when)
 
 
 def with_failing_state(rank, ranks, root, when):
     import torchtitan_runs
 
-    def fail(*_):
-        raise KeyError("no such state")
-
     own = Own(dict.fromkeys(("bytes", "text", "numbers", "none")))
     if rank == 1:
-        setattr(own, when, fail)
+        setattr(own, when, Mock(side_effect=KeyError("no such state")))
     run = torchtitan_runs.trainer(root, torchtitan_runs.settings(), steps=3)
     run.checkpointer.states["own"] = own
     with pytest.raises(KeyError if rank == 1 else ringstow.Error, match="no such state"):
@@ -77,8 +77,8 @@ def with_failing_state(rank, ranks, root, when):
 
 
 def test_a_value_that_cannot_be_saved_is_refused_on_all_ranks_by_name(tmp_path):
-    assert processes.exit_codes(2, saving_a_function, tmp_path, False) == [0, 0]
-    assert processes.exit_codes(2, saving_a_function, tmp_path, True) == [0, 0]
+    for allow_pickle in (False, True):
+        results(2, saving_a_function, tmp_path, allow_pickle)
 
 
 def saving_a_function(rank, ranks, root, allow_pickle):
@@ -99,7 +99,7 @@ def saving_a_function(rank, ranks, root, allow_pickle):
 
 
 def test_close_awaits_the_save_in_flight(tmp_path):
-    assert processes.exit_codes(1, closing, tmp_path) == [0]
+    results(1, closing, tmp_path)
 
 
 def closing(rank, ranks, root):
@@ -109,21 +109,17 @@ def closing(rank, ranks, root):
 
     run = torchtitan_runs.trainer(root, torchtitan_runs.settings(last_save_model_only=True))
     is_closing = threading.Event()
-    write, end = _Save._write_share, run.checkpointer._flight.end
+    write = _Save._write_share
 
     def write_share(self, state):
         assert is_closing.wait(300)
         return write(self, state)
 
-    def ending():
-        is_closing.set()
-        return end()
-
     _Save._write_share = write_share
     assert run.checkpointer.save(1)
     assert run.checkpointer.save_future is not None
     assert not os.path.exists(f"{root}/checkpoint/step-1/manifest.json")
-    run.checkpointer._flight.end = ending
+    children.before(run.checkpointer._flight, "end", is_closing.set)
     run.close()
     assert os.path.exists(f"{root}/checkpoint/step-1/manifest.json")
     assert run.checkpointer.save_future is None
@@ -133,8 +129,8 @@ def closing(rank, ranks, root):
 
 
 def test_close_raises_a_failure_unless_another_error_ends_the_run(tmp_path):
-    assert processes.exit_codes(1, closing_a_failed_save, tmp_path, False) == [0]
-    assert processes.exit_codes(1, closing_a_failed_save, tmp_path, True) == [0]
+    for is_ending in (False, True):
+        results(1, closing_a_failed_save, tmp_path, is_ending)
 
 
 def closing_a_failed_save(rank, ranks, root, is_ending):
@@ -157,7 +153,7 @@ def closing_a_failed_save(rank, ranks, root, is_ending):
 
 
 def test_settings_that_cannot_be_honoured_are_refused_with_a_remedy(tmp_path):
-    assert processes.exit_codes(1, refusing, tmp_path) == [0]
+    results(1, refusing, tmp_path)
 
 
 def refusing(rank, ranks, root):
@@ -184,7 +180,7 @@ def refusing(rank, ranks, root):
 
 
 def test_the_configuration_is_parsed_from_the_command_line(tmp_path):
-    assert processes.exit_codes(1, parsing, tmp_path) == [0]
+    results(1, parsing, tmp_path)
 
 
 def parsing(rank, ranks, root):
@@ -206,7 +202,7 @@ def parsing(rank, ranks, root):
 
 
 def test_the_seam_is_the_one_that_the_manager_fills(tmp_path):
-    assert processes.exit_codes(1, the_seam) == [0]
+    results(1, the_seam)
 
 
 def the_seam(rank, ranks):
@@ -219,9 +215,8 @@ def the_seam(rank, ranks):
 
     _seam.check(BaseCheckpointManager, CheckpointManager)  # fails when hooks or settings are gone
     public = {name for name in vars(BaseCheckpointManager) if not name.startswith("_")}
-    assert public == {
-        *("Config", "close", "load", "maybe_wait_for_saving", "maybe_wait_for_staging", "save"),
-    }
+    calls = "Config close load maybe_wait_for_saving maybe_wait_for_staging save"
+    assert public == set(calls.split())
     for name, parameters in {
         "_save": ["self", "curr_step", "last_step"],
         "_load": ["self", "step"],
@@ -252,20 +247,13 @@ def the_seam(rank, ranks):
 
 
 def test_the_snippet_of_the_page_runs(tmp_path):
-    assert processes.exit_codes(1, running_the_snippet, tmp_path) == [0]
+    results(1, running_the_snippet, tmp_path)
 
 
 def running_the_snippet(rank, ranks, root):
-    import pathlib
-
-    import snippets
     import torchtitan_runs
 
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
-    ((line, code),) = snippets.snippets(page, "torchtitan")
-    names = {}
-    exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
-    chosen = names["llama3_with_ringstow"]().checkpoint
+    chosen = run_page("large-scale.md", "torchtitan")["llama3_with_ringstow"]().checkpoint
     run = torchtitan_runs.trainer(root, chosen)
     assert type(run.checkpointer) is torchtitan_runs.CheckpointManager
     run.train()

@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,14 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 STATE = {"a": torch.arange(40_000.0), "train_state": {"step": 1}}
 
 
-def write(path, kind="ringstow"):
+def write(path, kind="ringstow", config=None):
     path = pathlib.Path(path)
     if kind == "hf":
         path.mkdir(parents=True)
         (path / "model.safetensors.index.json").write_text("{}")
         return
-    storage = {"storage_writer": ringstow.dcp.StorageWriter()} if kind == "ringstow" else {}
-    dcp.save(STATE, checkpoint_id=path, no_dist=True, **storage)
+    writer = ringstow.dcp.StorageWriter(config=config) if kind == "ringstow" else None
+    dcp.save(STATE, checkpoint_id=path, no_dist=True, storage_writer=writer)
     if kind == "killed":
         (path / ".metadata").unlink()
 
@@ -53,12 +54,8 @@ def names(paths):
 
 def test_complete_steps_are_ringstows_torchs_and_exports(folder):
     steps = Steps(str(folder), None)
-    assert {step: steps.kind(step) for step in steps.complete()} == {
-        4: "torch",
-        6: "ringstow",
-        8: "ringstow",
-        10: "hf",
-    }
+    kinds = {4: "torch", 6: "ringstow", 8: "ringstow", 10: "hf"}
+    assert {step: steps.kind(step) for step in steps.complete()} == kinds
     assert steps.newest() == 10
     steps.check(6)
     with pytest.raises(
@@ -154,9 +151,7 @@ def test_a_removal_that_fails_is_logged_and_tried_again(folder, monkeypatch, cap
     steps = Steps(str(folder), None)
     path = steps.path(6)
 
-    def full(*_, **__):
-        raise OSError(5, "Input/output error")
-
+    full = Mock(side_effect=OSError(5, "Input/output error"))
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "ringstow"):
         patch.setattr(_steps, "remove", full)
         steps.remove(path)
@@ -183,12 +178,7 @@ def test_a_removal_finds_the_stripes_of_a_step(tmp_path):
     config = ringstow.Config(stripe=[str(tmp_path / "other")])
     (tmp_path / "other").mkdir()
     path = tmp_path / "run" / "step-2"
-    dcp.save(
-        STATE,
-        checkpoint_id=path,
-        no_dist=True,
-        storage_writer=ringstow.dcp.StorageWriter(config=config),
-    )
+    write(path, config=config)
     assert any((tmp_path / "other").rglob("*.safetensors"))
     Steps(str(tmp_path / "run"), config).remove(str(path))
     assert not path.exists()

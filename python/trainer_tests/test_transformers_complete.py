@@ -7,15 +7,25 @@ import os
 import shutil
 import signal
 import threading
+from unittest.mock import Mock
 
 import children
 import pytest
-import torch
 import transformers
 import transformers_processes as processes
 from support import assert_same
 from transformers.trainer_utils import get_last_checkpoint
-from transformers_runs import EVERY, STEPS, RingstowTrainer, checkpoints, fit, state, trainer
+from transformers_runs import (
+    BEST,
+    EVERY,
+    FIRST_IS_BEST,
+    STEPS,
+    RingstowTrainer,
+    checkpoints,
+    fit,
+    state,
+    trainer,
+)
 
 import ringstow
 from ringstow.integrations import _rename_when_complete
@@ -85,9 +95,7 @@ def test_its_failure_ends_the_run_and_the_checkpoint_stays(tmp_path):
 
 
 def test_it_is_not_called_for_a_save_that_failed(tmp_path, monkeypatch):
-    def fails(*_):
-        raise OSError(5, "Input/output error")
-
+    fails = Mock(side_effect=OSError(5, "Input/output error"))
     monkeypatch.setattr(_rename_when_complete, "take_name", fails)
     paths = []
     run = trainer(tmp_path)
@@ -97,21 +105,17 @@ def test_it_is_not_called_for_a_save_that_failed(tmp_path, monkeypatch):
     assert not paths
 
 
-def note_on_each_rank(rank, ranks, root, results):
+def paths_noted(rank, ranks, root):
     run = trainer(root)
     paths = []
     run.on_checkpoint_complete = paths.append
     run.train()
-    with open(f"{results}.{rank}", "w") as stream:
-        json.dump(paths, stream)
+    return paths
 
 
 def test_of_two_ranks_the_first_calls_it(tmp_path):
-    root, results = str(tmp_path / "run"), str(tmp_path / "results")
-    assert children.exit_codes(2, note_on_each_rank, root, results) == [0, 0]
-    first, second = (json.loads((tmp_path / f"results.{rank}").read_text()) for rank in range(2))
-    assert first == [f"{root}/{name}" for name in NAMES]
-    assert second == []
+    paths = [str(tmp_path / name) for name in NAMES]
+    assert children.results(2, paths_noted, str(tmp_path)) == [paths, []]
 
 
 class Reads(transformers.TrainerCallback):
@@ -208,38 +212,22 @@ def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypat
 
     monkeypatch.setattr(InFlight, "end", noting)
     monkeypatch.setattr(_rename_when_complete, "take_name", waits)
-    run = trainer(
-        tmp_path,
-        callbacks=[ends := Ends()],
-        save_total_limit=1,
-        eval_strategy="steps",
-        eval_steps=EVERY,
-        metric_for_best_model="eval_loss",  # the last is the best, and still being saved
-    )
+    # The last is the best, and still being saved.
+    run = trainer(tmp_path, callbacks=[ends := Ends()], **{**BEST, "save_total_limit": 1})
     run.train()
     assert ends.found == NAMES[-1:]
 
 
-BEST_IS_FIRST = {
-    "eval_strategy": "steps",
-    "eval_steps": EVERY,
-    "metric_for_best_model": "eval_loss",
-    "greater_is_better": True,
-    "save_total_limit": 1,
-}
-
-
 @pytest.mark.parametrize("loads", [True, False])
 def test_a_kill_in_the_last_clean_up_leaves_no_half_checkpoint(tmp_path, loads):
-    root, results = str(tmp_path / "run"), str(tmp_path / "results")
-    options = {**BEST_IS_FIRST, "load_best_model_at_end": loads}
+    root, options = str(tmp_path), {**FIRST_IS_BEST, "load_best_model_at_end": loads}
     # The third removal is the one after the last save: only the best stays.
-    code = children.exit_code(processes.run, root, results, "removing", 3, options)
-    assert code == -signal.SIGKILL
+    codes = children.exit_codes(0, processes.run, root, options, "removing", 3)
+    assert codes == [-signal.SIGKILL]
     newest = get_last_checkpoint(root)
     assert os.path.exists(os.path.join(newest, "trainer_state.json"))
     assert ringstow.verify(newest).ok
-    assert children.exit_code(processes.run, root, results, "", 0, options) == 0
+    children.results(0, processes.run, root, options)
     assert checkpoints(root) == NAMES[:1]
 
 
@@ -304,10 +292,5 @@ def test_the_end_of_a_run_is_the_same_with_either_background(tmp_path):
     class Awaited(RingstowTrainer):
         ringstow_background = False
 
-    ends = []
-    for kind in (RingstowTrainer, Awaited):
-        root = tmp_path / kind.__name__
-        root.mkdir()
-        ends.append(state(fit(root, kind=kind)))
+    ends = [state(fit(tmp_path / kind.__name__, kind=kind)) for kind in (RingstowTrainer, Awaited)]
     assert_same(*ends)
-    assert torch.is_tensor(ends[0]["random"])

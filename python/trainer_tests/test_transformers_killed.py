@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pathlib
 import random
 import re
 import signal
@@ -12,7 +11,6 @@ import time
 
 import children
 import pytest
-import torch
 import transformers_processes as processes
 from support import assert_same
 from transformers.trainer_utils import get_last_checkpoint
@@ -24,25 +22,19 @@ pytestmark = pytest.mark.timeout(600)  # many processes, each of them a whole ru
 
 KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "3"))
 MOMENTS = [("preparing", 1), ("copying", 3), ("committed", 2), ("complete", 3), ("named", 1)]
+OPTIONS = {"save_total_limit": 2}
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    return state(fit(tmp_path_factory.mktemp("unbroken")))
+    return {**state(fit(tmp_path_factory.mktemp("unbroken"))), "said": []}
 
 
-def ended(root, results, *moment):
-    """Run to the end or the kill; return how the process ended and what it printed."""
-    output = f"{results}.log"
-    code = children.exit_code(processes.main, root, results, *moment, output=output)
-    return code, pathlib.Path(output).read_text()
-
-
-def both_ended(root, results, *moment):
-    """Do the same with two ranks."""
-    outputs = [f"{results}.{rank}.log" for rank in range(2)]
-    codes = children.exit_codes(2, processes.as_rank, root, results, *moment, outputs=outputs)
-    return codes, [pathlib.Path(one).read_text() for one in outputs]
+def both_ended(root, at, *moment):
+    """Run on two ranks to the end or the kill; return how they ended and what they printed."""
+    outputs = [at / f"{rank}.log" for rank in range(2)]
+    codes = children.exit_codes(2, processes.run, root, OPTIONS, *moment, outputs=outputs)
+    return codes, [one.read_text() for one in outputs]
 
 
 def newest(root):
@@ -57,26 +49,23 @@ def newest(root):
 
 @pytest.mark.parametrize(("moment", "number"), [*MOMENTS, ("removing", 1)])
 def test_a_killed_run_resumes_to_the_bit(moment, number, tmp_path, unbroken):
-    root, results = tmp_path / "run", tmp_path / "results"
-    code, text = ended(root, results, moment, number)
-    assert code == -signal.SIGKILL, text
+    codes = children.exit_codes(0, processes.run, tmp_path, OPTIONS, moment, number)
+    assert codes == [-signal.SIGKILL]
     # The save of this number is not there before its name; a removal comes after the third save.
     before = 3 if moment in ("named", "removing") else number - 1
-    assert newest(root) == before * EVERY
-    code, text = ended(root, results)
-    assert code == 0, text
-    assert_same(torch.load(f"{results}.0"), unbroken)
-    assert len(checkpoints(root)) == 2  # nothing hidden is left
+    assert newest(tmp_path) == before * EVERY
+    assert_same(children.results(0, processes.run, tmp_path, OPTIONS), [unbroken])
+    assert len(checkpoints(tmp_path)) == 2  # nothing hidden is left
 
 
 def test_kills_at_random_lose_no_more_than_the_save_in_flight(tmp_path, unbroken):
     chance = random.Random(0)
-    root, results, pipe = tmp_path / "run", tmp_path / "results", tmp_path / "pipe"
+    root, pipe = tmp_path / "run", tmp_path / "pipe"
     root.mkdir()
     os.mkfifo(pipe)
     found = 0
     for _ in range(KILLS):
-        one = children.start(processes.main, root, results, output=pipe)
+        (one,) = children.start_ranks(0, processes.run, root, OPTIONS, outputs=[pipe])
         with open(pipe) as printed:
             for _ in itertools.takewhile(lambda line: "'loss'" not in line, printed):
                 pass
@@ -85,33 +74,28 @@ def test_kills_at_random_lose_no_more_than_the_save_in_flight(tmp_path, unbroken
             one.join()
         assert newest(root) >= found
         found = newest(root)
-    code, text = ended(root, results)
-    assert code == 0, text
-    end, expected = torch.load(f"{results}.0"), dict(unbroken)
+    (end,) = children.results(0, processes.run, root, OPTIONS)
+    expected = dict(unbroken)
     if found == STEPS:  # no step was left, and then the Trainer restores no random numbers
         end["random"] = expected["random"] = None
     assert_same(end, expected)
 
 
 def test_two_ranks_save_and_resume_to_the_bit(tmp_path):
-    whole, root, results = tmp_path / "whole", tmp_path / "run", tmp_path / "results"
-    codes, texts = both_ended(whole, tmp_path / "expected")
-    assert codes == [0, 0], texts
+    whole, root = tmp_path / "whole", tmp_path / "run"
+    expected = children.results(2, processes.run, whole, OPTIONS)
     names = sorted(os.listdir(whole / "checkpoint-8"))
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(names)
-    codes, texts = both_ended(root, results, "complete", 2)
+    codes, texts = both_ended(root, tmp_path, "complete", 2)
     assert codes[0] == -signal.SIGKILL, texts
     assert codes[1] not in (0, None), texts
     assert newest(root) == EVERY
-    codes, texts = both_ended(root, results)
-    assert codes == [0, 0], texts
-    for rank in range(2):
-        assert_same(torch.load(f"{results}.{rank}"), torch.load(f"{tmp_path}/expected.{rank}"))
+    assert_same(children.results(2, processes.run, root, OPTIONS), expected)
 
 
 def test_a_failure_of_rank_0_ends_both_ranks(tmp_path):
     root = tmp_path / "run"
-    codes, texts = both_ended(root, tmp_path / "results", "failing", 2)
+    codes, texts = both_ended(root, tmp_path, "failing", 2)
     assert codes == [1, 1], texts
     assert "OSError: [Errno 28]" in texts[0]
     assert "rank 0 failed: OSError: [Errno 28]" in texts[1]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
 from support import assert_same
 from transformers_runs import (
+    BEST,
     EVERY,
+    FIRST_IS_BEST,
     RingstowTrainer,
     Rows,
     arguments,
+    both,
     checkpoints,
     fit,
     model,
@@ -24,11 +29,15 @@ import ringstow
 from ringstow.integrations import transformers as integration
 from ringstow.integrations.transformers import RingstowTrainerMixin
 
-EVALUATED = {"eval_strategy": "steps", "eval_steps": EVERY, "metric_for_best_model": "loss"}
+
+def the_best_is_the_first(root, kind):
+    run = fit(root, kind=kind, load_best_model_at_end=True, **FIRST_IS_BEST)
+    assert os.path.basename(run.state.best_model_checkpoint) == f"checkpoint-{EVERY}"
+    return run
 
 
 def save_strategy_best(root, kind):
-    return fit(root, kind=kind, save_strategy="best", load_best_model_at_end=True, **EVALUATED)
+    return fit(root, kind=kind, save_strategy="best", load_best_model_at_end=True, **BEST)
 
 
 def save_steps_as_a_ratio(root, kind):
@@ -49,7 +58,7 @@ def more_steps_when_resumed(root, kind):
 
 
 def a_schedule_that_follows_the_metric(root, kind):
-    options = {"lr_scheduler_type": "reduce_lr_on_plateau", **EVALUATED}
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", **BEST}
     fit(root, kind=kind, **options)
     return fit(root, kind=kind, resume=f"{root}/checkpoint-4", **options)
 
@@ -79,6 +88,7 @@ def train_twice_and_save_the_model(root, kind):
 @pytest.mark.parametrize(
     "program",
     [
+        the_best_is_the_first,
         save_strategy_best,
         save_steps_as_a_ratio,
         a_callback_that_asks_for_a_save,
@@ -89,14 +99,8 @@ def train_twice_and_save_the_model(root, kind):
     ],
 )
 def test_it_ends_as_with_the_stock_trainer(tmp_path, program):
-    ends, names = [], []
-    for kind in (RingstowTrainer, transformers.Trainer):
-        root = tmp_path / kind.__name__
-        root.mkdir()
-        ends.append(state(program(root, kind)))
-        names.append(checkpoints(root))
-    assert_same(*ends)
-    assert names[0] == names[1]
+    found = [(state(run), checkpoints(root)) for root, run in both(tmp_path, program)]
+    assert_same(*found)
 
 
 class Tied(torch.nn.Module):
@@ -196,7 +200,7 @@ def test_a_torn_save_names_the_attribute_that_prevents_it(tmp_path, monkeypatch)
     handle = Future()
     handle.set_exception(ringstow.TornSaveError("model.weight has changed"))
     run = trainer(tmp_path)
-    monkeypatch.setattr(integration, "save_async", lambda *_, **options: handle)
+    monkeypatch.setattr(integration, "save_async", Mock(return_value=handle))
     with pytest.raises(ringstow.TornSaveError) as caught:
         run.train()
     assert caught.value.__notes__ == ['In a Trainer: ringstow_staging = "wait"']
@@ -224,4 +228,4 @@ def test_weights_of_another_dtype_are_refused(tmp_path):
 def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError, match="file"):
-        fit(tmp_path / "file", resume=False)
+        trainer(tmp_path / "file").train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from shutil import copytree
 
 import children
 import peft
@@ -16,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from support import assert_same
 from transformers_runs import (
     EVERY,
+    FIRST_IS_BEST,
     STEPS,
-    RingstowTrainer,
     adapters,
+    both,
     checkpoints,
     fit,
     model,
@@ -46,11 +48,10 @@ def ours(tmp_path_factory):
     return root, fit(root, model=adapters())
 
 
-def copied(root, tmp_path):
-    """Return a copy of a run's directory."""
-    from shutil import copytree
-
-    return copytree(root, tmp_path / "run")
+@pytest.fixture
+def copied(ours, tmp_path):
+    """Return a copy of the run's directory."""
+    return copytree(ours[0], tmp_path / "run")
 
 
 def test_a_run_ends_as_one_of_the_stock_trainer_and_writes_the_same_files(ours, stock):
@@ -68,9 +69,8 @@ def test_a_run_resumes_to_the_bit_from_its_own_checkpoints_and_the_stock_trainer
     tmp_path, ours, stock, step
 ):
     for number, root in enumerate((ours[0], stock[0])):
-        run = tmp_path / str(number)
-        run.mkdir()
-        resumed = fit(run, model=adapters(), resume=str(root / f"checkpoint-{step}"))
+        path = str(root / f"checkpoint-{step}")
+        resumed = fit(tmp_path / str(number), model=adapters(), resume=path)
         assert_same(state(resumed), stock[1])
 
 
@@ -95,7 +95,6 @@ def test_peft_opens_a_checkpoint(ours):
 def test_auto_peft_model_and_from_pretrained_open_a_checkpoint(tmp_path):
     model().save_pretrained(tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    (tmp_path / "run").mkdir()
     run = fit(tmp_path / "run", model=adapters(base, modules_to_save=None))
     path = tmp_path / "run" / f"checkpoint-{STEPS}"
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(path)
@@ -106,33 +105,21 @@ def test_auto_peft_model_and_from_pretrained_open_a_checkpoint(tmp_path):
         assert_same(with_adapter(**row).logits, loaded.eval()(**row).logits)
 
 
-def test_the_stock_trainer_resumes_the_adapter(tmp_path, ours):
-    root = copied(ours[0], tmp_path)
-    run = trainer(root, model=adapters(), kind=transformers.Trainer)
+def test_the_stock_trainer_resumes_the_adapter(copied, ours):
+    run = trainer(copied, model=adapters(), kind=transformers.Trainer)
     run.train(resume_from_checkpoint=True)  # at its end already: it changes nothing
     assert run.state.global_step == STEPS
     assert_same(run.model.state_dict(), ours[1].model.state_dict())
 
 
 def test_the_best_adapter_is_loaded_at_the_end(tmp_path):
-    ends = []
-    for kind in (RingstowTrainer, transformers.Trainer):
-        root = tmp_path / kind.__name__
-        root.mkdir()
-        run = fit(
-            root,
-            model=adapters(),
-            kind=kind,
-            eval_strategy="steps",
-            eval_steps=EVERY,
-            save_total_limit=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_loss",
-            greater_is_better=True,  # the first is the best: it must outlive all others
-        )
-        assert checkpoints(root) == [f"checkpoint-{EVERY}"]
-        ends.append(run.model.state_dict())
-    assert_same(*ends)
+    options = {"load_best_model_at_end": True, **FIRST_IS_BEST}
+    found = [
+        (checkpoints(root), run.model.state_dict())
+        for root, run in both(tmp_path, model=adapters, **options)
+    ]
+    assert_same(*found)
+    assert found[0][0] == [f"checkpoint-{EVERY}"]
 
 
 def two_adapters():
@@ -142,18 +129,20 @@ def two_adapters():
 
 
 def test_several_adapters_come_back_and_are_where_peft_puts_them(tmp_path):
-    roots = {}
-    for kind in (RingstowTrainer, transformers.Trainer):
-        roots[kind] = tmp_path / kind.__name__
-        roots[kind].mkdir()
-        run = fit(roots[kind], model=two_adapters(), kind=kind)
-    mine, theirs = (one / f"checkpoint-{STEPS}" for one in roots.values())
+    (ours, _), (theirs, run) = both(tmp_path, model=two_adapters)
+    end = state(run)
     for name in (*FILES, "other/adapter_config.json", "other/adapter_model.safetensors"):
-        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
-    resumed = fit(
-        roots[RingstowTrainer], model=two_adapters(), resume=str(mine.parent / "checkpoint-4")
-    )
-    assert_same(state(resumed), state(run))
+        mine, stock = (one / f"checkpoint-{STEPS}" / name for one in (ours, theirs))
+        assert mine.read_bytes() == stock.read_bytes(), name
+    assert_same(state(fit(ours, model=two_adapters, resume=f"{ours}/checkpoint-4")), end)
+
+
+def assert_resumes(at, made):
+    """A run with a model that ``made`` makes ends the same from its second save; return it."""
+    run = fit(at, model=made())
+    end = state(run)
+    assert_same(state(fit(at, model=made(), resume=str(at / "checkpoint-4"))), end)
+    return run
 
 
 def test_what_is_trained_beside_the_adapters_comes_back(tmp_path):
@@ -162,9 +151,7 @@ def test_what_is_trained_beside_the_adapters_comes_back(tmp_path):
         one.get_base_model().model.norm.weight.requires_grad_(True)
         return one
 
-    expected = state(fit(tmp_path, model=made()))
-    resumed = fit(tmp_path, model=made(), resume=str(tmp_path / "checkpoint-4"))
-    assert_same(state(resumed), expected)
+    assert_resumes(tmp_path, made)
 
 
 @pytest.mark.parametrize("reparameterized", [False, True])
@@ -176,9 +163,7 @@ def test_prompt_learning_resumes_to_the_bit(tmp_path, reparameterized):
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=3, **options)
         return peft.get_peft_model(model(), config)
 
-    run = fit(tmp_path, model=made())
-    resumed = fit(tmp_path, model=made(), resume=str(tmp_path / "checkpoint-4"))
-    assert_same(state(resumed), state(run))
+    run = assert_resumes(tmp_path, made)
     loaded = peft.PeftModel.from_pretrained(model(), tmp_path / f"checkpoint-{STEPS}")
     row = {"input_ids": torch.arange(8).reshape(1, 8)}
     with torch.no_grad():
@@ -196,9 +181,9 @@ def test_a_quantized_base_is_not_saved(tmp_path):
         return adapters(base)
 
     run = fit(tmp_path, model=made())
+    end = {**state(run), "model": None}
     resumed = fit(tmp_path, model=made(), resume=str(tmp_path / "checkpoint-4"))
-    ends = [{**state(one), "model": None} for one in (run, resumed)]
-    assert_same(*ends)
+    assert_same({**state(resumed), "model": None}, end)
 
 
 def test_other_adapters_are_refused_with_their_names(tmp_path, ours):
@@ -225,19 +210,18 @@ def test_a_mixed_model_is_refused_before_the_first_step(tmp_path):
     assert run.state.global_step == 0
 
 
-def test_a_program_that_writes_over_peft_s_file_leaves_the_shards_whole(tmp_path, ours, stock):
-    root = copied(ours[0], tmp_path)
-    path = root / "checkpoint-4"
+def test_a_program_that_writes_over_peft_s_file_leaves_the_shards_whole(copied, stock):
+    path = copied / "checkpoint-4"
     file = path / "adapter_model.safetensors"
     with safe_open(file, "pt") as opened:
         assert opened.metadata() == {"format": "pt"}
     save_file({name: one * 0 for name, one in load_file(file).items()}, file)
     assert ringstow.verify(path).ok
-    assert_same(state(fit(root, model=adapters(), resume=str(path))), stock[1])
+    assert_same(state(fit(copied, model=adapters(), resume=str(path))), stock[1])
 
 
-def test_slim_leaves_adapters_that_peft_opens(tmp_path, ours):
-    path = copied(ours[0], tmp_path) / f"checkpoint-{STEPS}"
+def test_slim_leaves_adapters_that_peft_opens(copied, ours):
+    path = copied / f"checkpoint-{STEPS}"
     ringstow.slim(path, drop=["__trainer__"])
     loaded = peft.PeftModel.from_pretrained(model(), path)
     assert_same(loaded.state_dict(), ours[1].model.state_dict())
@@ -262,16 +246,13 @@ def test_a_failure_to_write_peft_s_file_leaves_no_checkpoint(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("moment", "number"), [("copying", 3), ("filling", 6), ("complete", 3)])
 def test_a_killed_run_resumes_to_the_bit(tmp_path, moment, number, stock):
-    root, results = tmp_path / "run", str(tmp_path / "results")
     options = {"has_adapters": True}
-    assert (
-        children.exit_code(processes.run, root, results, moment, number, options) == -signal.SIGKILL
-    )
-    assert checkpoints(root) == sorted(
-        [f".ringstow-checkpoint-{3 * EVERY}", *(f"checkpoint-{n * EVERY}" for n in (1, 2))]
-    )
-    for name in ("checkpoint-2", "checkpoint-4"):
-        assert set(FILES) <= set(os.listdir(root / name))
-        peft.PeftModel.from_pretrained(model(), root / name)
-    assert children.exit_code(processes.run, root, results, "", 0, options) == 0
-    assert_same(torch.load(f"{results}.0"), stock[1])
+    codes = children.exit_codes(0, processes.run, tmp_path, options, moment, number)
+    assert codes == [-signal.SIGKILL]
+    names = [f".ringstow-checkpoint-{3 * EVERY}", *(f"checkpoint-{n * EVERY}" for n in (1, 2))]
+    assert checkpoints(tmp_path) == sorted(names)
+    for name in names[1:]:
+        assert set(FILES) <= set(os.listdir(tmp_path / name))
+        peft.PeftModel.from_pretrained(model(), tmp_path / name)
+    (end,) = children.results(0, processes.run, tmp_path, options)
+    assert_same(end, {**stock[1], "said": []})

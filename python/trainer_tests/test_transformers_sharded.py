@@ -1,15 +1,15 @@
 """A Trainer with FSDP2 saves by shards, and resumes on any number of ranks."""
 
-from __future__ import annotations
-
 import os
+import shutil
 import signal
 
 import children
 import pytest
 import torch
 import transformers_sharded as sharded
-from slimming import assert_slims
+from all_trainers import assert_slims
+from children import results
 from support import assert_same
 from transformers import AutoModelForCausalLM
 from transformers.trainer_utils import get_last_checkpoint
@@ -22,17 +22,11 @@ from ringstow.integrations.transformers import from_pretrained
 pytestmark = pytest.mark.timeout(300)
 
 
-def ended(ranks, function, *args):
-    return children.exit_codes(ranks, function, *args)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return the directory of a run of two ranks, and its end on each rank."""
     root = tmp_path_factory.mktemp("sharded")
-    results = root / "results"
-    assert ended(2, sharded.stock_and_ours, str(root), str(results)) == [0, 0]
-    return root / "ours", [torch.load(f"{results}.{rank}") for rank in range(2)]
+    return root / "ours", results(2, sharded.stock_and_ours, str(root))
 
 
 def test_runs_end_and_resume_as_the_stock_trainers(run):
@@ -55,17 +49,13 @@ def test_one_process_loads_the_whole_model(run):
 
 
 def test_slim_drops_the_optimizer_of_all_ranks(run, tmp_path):
-    root, results = tmp_path / "run", str(tmp_path / "results")
-    root.mkdir()
-    assert_slims(run[0] / f"checkpoint-{STEPS}", root / f"checkpoint-{STEPS}", "__trainer__")
-    assert ended(2, sharded.resumed_at_the_end, str(root), results) == [0, 0]
-    for rank in range(2):
-        assert_same(torch.load(f"{results}.{rank}")["model"], run[1][rank]["model"])
+    assert_slims(run[0] / f"checkpoint-{STEPS}", tmp_path / f"checkpoint-{STEPS}", "__trainer__")
+    ends = results(2, sharded.resumed_at_the_end, str(tmp_path))
+    for found, end in zip(ends, run[1], strict=True):
+        assert_same(found["model"], end["model"])
 
 
 def test_convert_makes_a_directory_that_from_pretrained_opens(run, tmp_path):
-    import shutil
-
     root, ends = run
     path = root / f"checkpoint-{STEPS}"
     ringstow_to_hf(path, tmp_path / "model", prefix="__model__.")
@@ -83,34 +73,27 @@ def test_from_pretrained_makes_the_whole_model_of_the_shards(run):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_resumes(run, tmp_path, ranks):
+def test_another_number_of_ranks_resumes(run, ranks):
     root, ends = run
-    results = str(tmp_path / "results")
-    assert ended(ranks, sharded.resumed_at_the_end, str(root), results) == [0] * ranks
-    for rank in range(ranks):
-        found = torch.load(f"{results}.{rank}")
+    for found in results(ranks, sharded.resumed_at_the_end, str(root)):
         for key in ("model", "optimizer", "scheduler", "step"):
             assert_same(found[key], ends[0][key])
 
 
-def test_a_trainer_without_fsdp_says_what_it_does_not_resume(run, tmp_path):
-    assert ended(1, sharded.stock_loads, str(run[0]), str(tmp_path / "results")) == [0]
-    assert "holds shards" in (tmp_path / "results.0").read_text()
+def test_a_trainer_without_fsdp_says_what_it_does_not_resume(run):
+    results(1, sharded.stock_loads, str(run[0]))
 
 
 def test_training_goes_on_while_the_ranks_save(run, tmp_path):
-    root, results = str(tmp_path / "run"), str(tmp_path / "results")
-    assert ended(2, sharded.in_the_background, root, results) == [0, 0]
-    assert_same(torch.load(f"{results}.0"), run[1][0])
-    assert len(checkpoints(root)) == STEPS // EVERY
+    assert_same(results(2, sharded.in_the_background, str(tmp_path)), run[1])
+    assert len(checkpoints(tmp_path)) == STEPS // EVERY
 
 
 def test_the_best_model_is_loaded_at_the_end(tmp_path):
-    root, results = str(tmp_path / "run"), str(tmp_path / "results")
-    assert ended(2, sharded.best_at_the_end, root, results) == [0, 0]
-    assert checkpoints(root) == [f"checkpoint-{EVERY}"]
-    best = ringstow.load(f"{root}/checkpoint-{EVERY}", prefix="__model__")["__model__"]
-    assert_same(dict(best), dict(torch.load(f"{results}.1")["model"]))
+    ends = results(2, sharded.best_at_the_end, str(tmp_path))
+    assert checkpoints(tmp_path) == [f"checkpoint-{EVERY}"]
+    best = ringstow.load(tmp_path / f"checkpoint-{EVERY}", prefix="__model__")["__model__"]
+    assert_same(dict(best), dict(ends[1]["model"]))
 
 
 @pytest.mark.parametrize(
@@ -118,44 +101,31 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path):
     [("preparing", 3, 0), ("sharding", 3, 1), ("complete", 3, 0), ("named", 1, 0)],
 )
 def test_a_killed_run_resumes_to_the_bit(run, tmp_path, moment, number, rank):
-    root, results = str(tmp_path / "run"), str(tmp_path / "results")
-    options = {"save_total_limit": 2}
-    ranks = children.start_ranks(2, sharded.trained, root, results, moment, number, rank, options)
+    args = str(tmp_path), {"save_total_limit": 2}
+    ranks = children.start_ranks(2, sharded.run, *args, moment, number, (), rank)
     ranks[rank].join(120)
     ranks[1 - rank].kill()  # as torchrun does
     assert children.ended(ranks)[rank] == -signal.SIGKILL
-    newest = get_last_checkpoint(root)
+    newest = get_last_checkpoint(tmp_path)
     assert int(newest.rsplit("-", 1)[1]) == (3 if moment == "named" else 2) * EVERY
     assert ringstow.verify(newest).ok
-    assert ended(2, sharded.trained, root, results, "", 0, 0, options) == [0, 0]
-    for number in range(2):
-        assert_same(torch.load(f"{results}.{number}"), run[1][number])
-    assert len(checkpoints(root)) == 2  # nothing hidden is left
+    assert_same(results(2, sharded.run, *args), [{**end, "said": []} for end in run[1]])
+    assert len(checkpoints(tmp_path)) == 2  # nothing hidden is left
 
 
 def test_a_rank_without_a_state_ends_the_run_on_all(tmp_path):
-    results = str(tmp_path / "results")
-    assert ended(2, sharded.without_a_state, str(tmp_path / "run"), results) == [0, 0]
-    for rank in range(2):
-        with open(f"{results}.{rank}") as stream:
-            assert "no state" in stream.read()
-    assert checkpoints(tmp_path / "run") == []
+    results(2, sharded.without_a_state, str(tmp_path))
+    assert checkpoints(tmp_path) == []
 
 
 def test_a_rank_that_cannot_write_ends_the_run_on_all(run, tmp_path):
-    root, results = str(tmp_path / "run"), str(tmp_path / "results")
-    assert ended(2, sharded.filling_the_disk, root, results) == [0, 0]
-    said = [(tmp_path / f"results.{rank}").read_text() for rank in range(2)]
-    assert all("File too large" in one for one in said), said
-    assert [one for one in checkpoints(root) if one[0] != "."] == [f"checkpoint-{EVERY}"]
-    assert ended(2, sharded.trained, root, results) == [0, 0]
-    for rank in range(2):
-        assert_same(torch.load(f"{results}.{rank}"), run[1][rank])
+    results(2, sharded.filling_the_disk, str(tmp_path))
+    assert [one for one in checkpoints(tmp_path) if one[0] != "."] == [f"checkpoint-{EVERY}"]
+    ends = results(2, sharded.run, str(tmp_path), {})
+    assert_same(ends, [{**end, "said": []} for end in run[1]])
 
 
 def test_what_does_not_go_with_shards_is_refused(tmp_path):
-    results = str(tmp_path / "results")
-    assert ended(1, sharded.refused, str(tmp_path), results) == [0]
-    said = (tmp_path / "results.0").read_text()
+    (said,) = results(1, sharded.refused, str(tmp_path))
     assert "FSDP and save_on_each_node=True: all ranks write to one directory" in said
     assert "FSDP and PEFT together: use Trainer" in said

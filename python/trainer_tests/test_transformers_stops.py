@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 import signal
 
 import children
 import pytest
-import torch
 import transformers_processes as processes
 import transformers_sharded as sharded
 from support import assert_same
-from transformers_runs import checkpoints, fit, state, trainer
+from transformers_runs import checkpoints, state, trainer
 
 import ringstow
 
@@ -24,18 +22,12 @@ STEPS = 120
 OPTIONS = {"max_steps": STEPS, "logging_steps": STEPS}
 
 
-def runs(root, results, ranks, signalled=(), **options):
-    """Train on some ranks, of which some get SIGTERM in a step; return what each printed."""
-    run = sharded.stopped if options.pop("fsdp2", False) else processes.stopped
-    outputs = [f"{results}.{rank}.log" for rank in range(ranks)]
-    args = root, results, tuple(signalled), {**OPTIONS, **options}
-    if ranks == 1:
-        codes = [children.exit_code(run, 0, 1, *args, output=outputs[0])]
-    else:
-        codes = children.exit_codes(ranks, run, *args, outputs=outputs)
-    texts = [pathlib.Path(one).read_text() for one in outputs]
-    assert codes == [0] * ranks, texts
-    return texts
+def ends(root, ranks, signalled=(), **options):
+    """Train on some ranks, of which some get SIGTERM in a step; return how each ended."""
+    run = sharded.run if options.pop("fsdp2", False) else processes.run
+    args = str(root), {**OPTIONS, **options}, "", 0, tuple(signalled)
+    found = children.results(0 if ranks == 1 else ranks, run, *args)
+    return [{**one, "losses": None} for one in found]  # the log's mean is since the start
 
 
 def number(name):
@@ -51,8 +43,7 @@ def unbroken(tmp_path_factory):
         known = ranks, *options.items()
         if known not in ended:
             root = tmp_path_factory.mktemp("unbroken")
-            runs(root / "run", root / "end", ranks, save_strategy="no", **options)
-            ended[known] = [torch.load(f"{root}/end.{rank}") for rank in range(ranks)]
+            ended[known] = ends(root, ranks, save_strategy="no", **options)
         return ended[known]
 
     return of
@@ -71,23 +62,15 @@ def unbroken(tmp_path_factory):
 def test_all_ranks_save_one_last_step_and_the_resumed_run_ends_equal(
     ranks, signalled, options, tmp_path, unbroken
 ):
-    root, results = tmp_path / "run", tmp_path / "end"
-    texts = runs(root, results, ranks, signalled, enable_jit_checkpoint=True, **options)
-    ended = [torch.load(f"{results}.{rank}")["step"] for rank in range(ranks)]
-    (last,) = checkpoints(root)
-    assert set(ended) == {number(last)}
+    found = ends(tmp_path, ranks, signalled, enable_jit_checkpoint=True, **options)
+    (last,) = checkpoints(tmp_path)
+    assert {one["step"] for one in found} == {number(last)}
     assert 5 <= number(last) < STEPS
-    assert f"SIGTERM ends the training of {root} after step {number(last)}" in texts[0]
-    assert ringstow.verify(root / last).ok
+    said = f"SIGTERM ends the training of {tmp_path} after step {number(last)}"
+    assert said in found[0]["said"][0]
+    assert ringstow.verify(tmp_path / last).ok
     same = {key: one for key, one in options.items() if key in ("eval_strategy", "fsdp2")}
-    runs(root, results, ranks, save_strategy="no", **same)
-    for rank, expected in enumerate(unbroken(ranks, **same)):
-        resumed = torch.load(f"{results}.{rank}")
-        # The log's mean is of the steps since the start.
-        assert_same(
-            {**resumed, "losses": None},
-            {**expected, "losses": None},
-        )
+    assert_same(ends(tmp_path, ranks, save_strategy="no", **same), unbroken(ranks, **same))
 
 
 def test_a_signal_between_the_trainers_making_and_its_training_is_heard(tmp_path):
@@ -121,7 +104,7 @@ def test_a_policy_that_is_none_is_named(tmp_path):
     run.ringstow_when = 500
     with pytest.raises(TypeError, match=r"such as ringstow.EverySteps\(500\)"):
         run.train()
-    assert fit  # the Trainer can be used again
+    # The Trainer can be used again.
     run.ringstow_when = None
     run.train()
     assert state(run)["step"] == 8

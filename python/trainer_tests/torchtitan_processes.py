@@ -11,25 +11,35 @@ import atexit
 import functools
 import importlib
 import os
+import pathlib
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 
 _PATIENCE_S = 100
 
 
-def exit_codes(ranks, function, *args, **options):
+def results(ranks, function, *args, **options):
     """Run a function of a test's module on each rank, as ``function(rank, ranks, ...)``.
 
-    Returns:
-        How the ranks have ended; a signal's number is negative.
+    All must end well. Returns what each has returned.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        codes = exit_codes(ranks, function, *args, folder=folder, **options)
+        assert codes == [0] * ranks
+        return [pickle.loads(pathlib.Path(folder, f"{r}").read_bytes()) for r in range(ranks)]
+
+
+def exit_codes(ranks, function, *args, folder=None, **options):
+    """Do the same; return how the ranks have ended: a signal's number is negative."""
     server = _server()
-    pickle.dump((ranks, function.__module__, function.__name__, args, options), server.stdin)
+    call = function.__module__, function.__name__, args, options
+    pickle.dump((ranks, folder, *call), server.stdin)
     server.stdin.flush()
     return pickle.load(server.stdout)
 
@@ -51,12 +61,7 @@ def fit(*args, **options):
     """Train; see `torchtitan_runs.fit`, which only the server imports."""
     import torchtitan_runs
 
-    torchtitan_runs.fit(*args, **options)
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
+    return torchtitan_runs.fit(*args, **options)
 
 
 def _serve():
@@ -82,7 +87,7 @@ def _serve():
         answers.flush()
 
 
-def _fork(rank, ranks, port, module, function, args, options):
+def _fork(rank, ranks, port, folder, module, function, args, options):
     if child := os.fork():
         return child
     os.environ.update(
@@ -95,7 +100,9 @@ def _fork(rank, ranks, port, module, function, args, options):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     code = 1
     try:
-        getattr(importlib.import_module(module), function)(rank, ranks, *args, **options)
+        done = getattr(importlib.import_module(module), function)(rank, ranks, *args, **options)
+        if folder is not None:
+            pathlib.Path(folder, f"{rank}").write_bytes(pickle.dumps(done))
         code = 0
     except BaseException:
         traceback.print_exc()

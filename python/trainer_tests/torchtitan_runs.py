@@ -171,8 +171,8 @@ def whole(run):
     }
 
 
-def fit(rank, ranks, root, results=None, *, manager="ringstow", steps=STEPS, **checkpoint):
-    """Train to the end, from what the manager loads; save what was learned."""
+def fit(rank, ranks, root, *, manager="ringstow", steps=STEPS, **checkpoint):
+    """Train to the end, from what the manager loads; return where it began, and the end."""
     run = trainer(root, settings(manager, **checkpoint), steps=steps)
     begun = []
     load = run.checkpointer.load
@@ -187,6 +187,4 @@ def fit(rank, ranks, root, results=None, *, manager="ringstow", steps=STEPS, **c
         run.train()
     finally:
         run.close()
-    learned = whole(run)
-    if rank == 0 and results is not None:
-        torch.save({**learned, "begun": begun[0]}, results)
+    return begun[0], whole(run)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import signal
 
 import children
-import torch
 import transformers
+from support import logged
 from transformers_runs import adapters, fit, model, state
 
 from ringstow.integrations import _rename_when_complete
@@ -35,46 +36,17 @@ CALLS = {
 
 def kill_at(moment: str, number: int) -> None:
     """Kill this process right before a call of this number, from 1, or let the call fail."""
-    module, name = CALLS[moment]
-    call = getattr(module, name)
-    calls = 0
+    numbers = itertools.count(1)
 
-    def counted(*args, **options):
-        nonlocal calls
-        calls += 1
-        if calls == number:
+    def act(*args):
+        if next(numbers) == number:
             if moment == "failing":
                 raise OSError(errno.ENOSPC, "No space left on device")
             if moment == "removing":
                 os.unlink(os.path.join(args[0], "trainer_state.json"))
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **options)
+            children.die()
 
-    setattr(module, name, counted)
-
-
-def run(root, results, moment, number, options):
-    """Do as `main` does, with options of the test's."""
-    options = dict(options)
-    if moment:
-        kill_at(moment, number)
-    os.makedirs(root, exist_ok=True)
-    made = adapters() if options.pop("has_adapters", False) else model()
-    if options.pop("is_quantized", False):
-        import qlora_runs  # takes a second
-
-        made = adapters(qlora_runs.base())
-    torch.save(state(fit(root, model=made, **options)), f"{results}.0")
-
-
-def main(root, results, moment="", number=0):
-    """Train to the end, from the newest checkpoint if there is one, and store how it ended."""
-    torch.set_num_threads(1)
-    rank = os.environ.get("RANK", "0")
-    if moment and rank == "0":
-        kill_at(moment, number)
-    os.makedirs(root, exist_ok=True)
-    torch.save(state(fit(root, save_total_limit=2)), f"{results}.{rank}")
+    children.before(*CALLS[moment], act)
 
 
 class Signalled(transformers.TrainerCallback):
@@ -85,13 +57,20 @@ class Signalled(transformers.TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stopped(rank, ranks, root, results, signalled, options):
-    """Train as one of several ranks, which may get a signal, and store how it ended."""
-    os.makedirs(root, exist_ok=True)
+def run(rank, ranks, root, options, moment="", number=0, signalled=()):
+    """Train to the end, from the newest checkpoint if there is one; return how it ended.
+
+    The first rank can be killed, and others can get a signal.
+    """
+    if moment and rank == 0:
+        kill_at(moment, number)
+    options = dict(options)
+    made = adapters() if options.pop("has_adapters", False) else model()
+    if options.pop("is_quantized", False):
+        import qlora_runs  # takes a second
+
+        made = adapters(qlora_runs.base())
     callbacks = [Signalled()] if rank in signalled else []
-    torch.save(state(fit(root, callbacks=callbacks, **options)), f"{results}.{rank}")
-
-
-def as_rank(rank, ranks, *args):
-    """Do the same as one of several ranks."""
-    main(*args)
+    with logged("SIGTERM ends") as said:
+        end = state(fit(root, model=made, callbacks=callbacks, **options))
+    return {**end, "said": said}

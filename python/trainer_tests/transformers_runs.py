@@ -94,7 +94,14 @@ def adapters(base=None, **options):
         return peft.get_peft_model(base, peft.LoraConfig(r=4, lora_dropout=0.1, **chosen))
 
 
-def trainer(root, *, kind=RingstowTrainer, callbacks=(), model=model, **options):
+BEST = {"eval_strategy": "steps", "eval_steps": EVERY, "metric_for_best_model": "eval_loss"}
+# The first is the best: it must outlive all others.
+FIRST_IS_BEST = {**BEST, "greater_is_better": True, "save_total_limit": 1}
+
+
+def trainer(
+    root, *, kind=RingstowTrainer, callbacks=(), model=model, arguments=arguments, **options
+):
     return kind(
         model=model() if inspect.isfunction(model) else model,
         args=arguments(root, **options),
@@ -106,11 +113,19 @@ def trainer(root, *, kind=RingstowTrainer, callbacks=(), model=model, **options)
 
 def fit(root, *, resume=None, **options):
     """Train to the end, from the newest checkpoint if there is one."""
+    os.makedirs(root, exist_ok=True)
     if resume is None:
         resume = any(name.startswith("checkpoint-") for name in os.listdir(root))
     run = trainer(root, **options)
     run.train(resume_from_checkpoint=resume or None)
     return run
+
+
+def both(at, program=fit, **options):
+    """Train with ringstow's Trainer and the stock one; yield each one's directory and its run."""
+    for kind in (RingstowTrainer, transformers.Trainer):
+        root = at / kind.__name__
+        yield root, program(root, kind=kind, **options)
 
 
 def state(run):

@@ -6,26 +6,30 @@ Trainer's arguments have found that there are none.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import threading
+from unittest.mock import Mock
 
 import accelerate
 import children
+import pytest
 import torch
 import transformers
 import transformers_processes as processes
 from accelerate.utils import DistributedType
-from support import assert_same
+from support import assert_same, logged
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
-from transformers_runs import EVERY, STEPS, RingstowTrainer, Rows, adapters
+from transformers_runs import EVERY, FIRST_IS_BEST, STEPS, RingstowTrainer, Rows, adapters
 from transformers_runs import arguments as on_one_rank
 from transformers_runs import model as made
+from transformers_runs import trainer as trainer_of
 
 import ringstow
 from ringstow.integrations import _rename_when_complete
@@ -42,19 +46,11 @@ def arguments(root, **options):
     return args
 
 
-def trainer(root, *, kind=RingstowTrainer, callbacks=(), model=None, **options):
-    return kind(
-        model=made() if model is None else model,
-        args=arguments(root, **options),
-        train_dataset=Rows(),
-        eval_dataset=Rows(),
-        callbacks=list(callbacks),
-    )
+trainer = functools.partial(trainer_of, arguments=arguments)
 
 
 def fit(root, *, resume=None, **options):
     """Train to the end; all parameters are sharded."""
-    os.makedirs(root, exist_ok=True)
     run = trainer(root, **options)
     run.train(resume_from_checkpoint=resume)
     assert all(isinstance(one, DTensor) for one in run.model.parameters())
@@ -74,25 +70,22 @@ def state(run):
     }
 
 
-def store(run, results):
-    end = state(run)
-    torch.save(end, f"{results}.{run.args.process_index}")
-
-
-def stopped(rank, ranks, root, results, signalled, options):
-    """Do as `transformers_processes.stopped` does."""
-    os.makedirs(root, exist_ok=True)
+def run(rank, ranks, root, options, moment="", number=0, signalled=(), victim=0):
+    """Do as `transformers_processes.run` does."""
+    if moment and rank == victim:
+        processes.kill_at(moment, number)
+    newest = transformers.trainer_utils.get_last_checkpoint(root) if os.path.isdir(root) else None
     callbacks = [processes.Signalled()] if rank in signalled else []
-    resume = any(name.startswith("checkpoint-") for name in os.listdir(root))
-    store(fit(root, resume=resume or None, callbacks=callbacks, **options), results)
+    with logged("SIGTERM ends") as said:
+        end = state(fit(root, resume=newest, callbacks=callbacks, **options))
+    return {**end, "said": said}
 
 
-def stock_and_ours(rank, ranks, root, results):
+def stock_and_ours(rank, ranks, root):
     """Compare whole runs, and resumed ones, with the stock Trainer's."""
     expected = state(fit(f"{root}/stock", kind=transformers.Trainer))
-    run = fit(f"{root}/ours")
-    assert_same(state(run), expected)
-    store(run, results)
+    end = state(fit(f"{root}/ours"))
+    assert_same(end, expected)
     for step in range(EVERY, STEPS, EVERY):
         assert_same(state(fit(f"{root}/again", resume=f"{root}/ours/checkpoint-{step}")), expected)
     resumed = fit(f"{root}/again", resume=f"{root}/stock/checkpoint-{EVERY}")
@@ -101,17 +94,10 @@ def stock_and_ours(rank, ranks, root, results):
     only = fit(f"{root}/only", resume=f"{root}/only/checkpoint-{STEPS}", save_only_model=True)
     assert not only.optimizer.optimizer.state_dict()["state"]  # before `state` makes one
     assert_same(state(only)["model"], expected["model"])
+    return end
 
 
-def trained(rank, ranks, root, results, moment="", number=0, killed_rank=0, options=None):
-    """Train from the newest checkpoint if there is one; be killed at a moment of a save."""
-    if moment and rank == killed_rank:
-        processes.kill_at(moment, number)
-    newest = transformers.trainer_utils.get_last_checkpoint(root) if os.path.isdir(root) else None
-    store(fit(root, resume=newest, **(options or {})), results)
-
-
-def in_the_background(rank, ranks, root, results):
+def in_the_background(rank, ranks, root):
     """Let the first checkpoint get its name only after the next step has begun."""
     goes_on = threading.Event()
     take = _rename_when_complete.take_name
@@ -127,29 +113,19 @@ def in_the_background(rank, ranks, root, results):
                 goes_on.set()
 
     _rename_when_complete.take_name = waits
-    store(fit(root, callbacks=[Begins()]), results)
+    return state(fit(root, callbacks=[Begins()]))
 
 
-def resumed_at_the_end(rank, ranks, root, results):
+def resumed_at_the_end(rank, ranks, root):
     """Resume from the last checkpoint, on any number of ranks: no step changes anything."""
-    run = fit(root, resume=f"{root}/checkpoint-{STEPS}", ignore_data_skip=True)
-    store(run, results)
+    return state(fit(root, resume=f"{root}/checkpoint-{STEPS}", ignore_data_skip=True))
 
 
-def best_at_the_end(rank, ranks, root, results):
-    run = fit(
-        root,
-        eval_strategy="steps",
-        eval_steps=EVERY,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_loss",
-        greater_is_better=True,  # the first is the best: it must outlive all others
-    )
-    store(run, results)
+def best_at_the_end(rank, ranks, root):
+    return state(fit(root, load_best_model_at_end=True, **FIRST_IS_BEST))
 
 
-def filling_the_disk(rank, ranks, root, results):
+def filling_the_disk(rank, ranks, root):
     """Let no file of rank 1 grow beyond a few bytes, from the second save on."""
 
     class Full(transformers.TrainerCallback):
@@ -157,45 +133,29 @@ def filling_the_disk(rank, ranks, root, results):
             if state.global_step == 2 * EVERY and args.process_index == 1:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
 
-    try:
+    with pytest.raises(BaseException, match="File too large"):  # CheckpointException is none
         fit(root, callbacks=[Full()])
-    except BaseException as error:  # CheckpointException is no Exception
-        with open(f"{results}.{rank}", "w") as stream:
-            stream.write(repr(error))
 
 
-def without_a_state(rank, ranks, root, results):
+def without_a_state(rank, ranks, root):
     """Let rank 1 fail before it saves: no rank may begin a save that waits for it."""
-
-    def fails(*_):
-        raise RuntimeError("no state")
-
-    run = trainer(root)
     if rank == 1:
-        _shards.state_of = fails
-    try:
-        run.train()
-    except Exception as error:
-        with open(f"{results}.{rank}", "w") as stream:
-            stream.write(repr(error))
+        _shards.state_of = Mock(side_effect=RuntimeError("no state"))
+    with pytest.raises(Exception, match="no state"):
+        trainer(root).train()
 
 
-def refused(rank, ranks, root, results):
-    """Store why a run is refused before its first step."""
+def refused(rank, ranks, root):
+    """Return why a run is refused before its first step."""
     run = trainer(root, model=adapters(), save_on_each_node=True)
-    try:
+    with pytest.raises(ringstow.UnsupportedError) as caught:
         run.train()
-    except ringstow.UnsupportedError as error:
-        assert run.state.global_step == 0
-        with open(f"{results}.{rank}", "w") as stream:
-            stream.write(str(error))
+    assert run.state.global_step == 0
+    return str(caught.value)
 
 
-def stock_loads(rank, ranks, root, results):
-    """Store why a Trainer without FSDP does not resume a checkpoint of shards."""
+def stock_loads(rank, ranks, root):
+    """A Trainer without FSDP does not resume a checkpoint of shards."""
     run = RingstowTrainer(model=made(), args=on_one_rank(root), train_dataset=Rows())
-    try:
+    with pytest.raises(ringstow.InvalidStateError, match="holds shards"):
         run.train(resume_from_checkpoint=f"{root}/checkpoint-{STEPS}")
-    except ringstow.InvalidStateError as error:
-        with open(f"{results}.{rank}", "w") as stream:
-            stream.write(str(error))

@@ -11,11 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ringstow.dcp
 
@@ -121,11 +117,15 @@ def load(rank, layout, path, hidden=HIDDEN, reader=None, planner=None):
     state = {"model": parts[0], "optim": parts[1], "step": 0}
     dcp.load(state, storage_reader=reader or ringstow.dcp.StorageReader(path), planner=planner)
     assert state["step"] == (7 if planner is None else 0)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-    )
-    state = whole(model, optimizer)
+    state = filled(model, optimizer, state)
     return state if rank == 0 else None
+
+
+def filled(model, optimizer, state):
+    """Give a model and its optimizer their parts of a state; return the full state on rank 0."""
+    parts = {"model_state_dict": state["model"], "optim_state_dict": state["optim"]}
+    set_state_dict(model, optimizer, **parts)
+    return whole(model, optimizer)
 
 
 def differences(one, other, path=""):

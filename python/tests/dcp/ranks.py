@@ -12,6 +12,8 @@ The ranks keep only their default process group between functions. A function's 
 
     @on_ranks(2)
     def test_it(rank, tmp_path): ...
+
+Without a number, it is that of the test's parameter ``world_size``.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ RUN_S = 400
 THREADS_MAX = 100
 
 
-def on_ranks(world_size):
+def on_ranks(number=None):
     """Run a test's body on every rank of the pool; its parameter ``rank`` is the rank's number."""
 
     def decorate(body):
         def test(ranks, **given):
+            world_size = given["world_size"] if number is None else number
             ranks(world_size).run(_run_body, body.__module__, body.__name__, given)
 
         given = [one for one in inspect.signature(body).parameters.values() if one.name != "rank"]
@@ -56,6 +59,15 @@ def on_ranks(world_size):
 
 def _run_body(rank, module, name, given):
     getattr(importlib.import_module(module), name).body(rank=rank, **given)
+
+
+def gathered(value):
+    """Return what each rank has, on each."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def raised(call):

@@ -21,11 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ringstow
 
@@ -148,11 +144,7 @@ class Training:
 
     def state(self):
         if self.form == "objects":
-            return {
-                "model": self.model,
-                "optimizer": self.optimizer,
-                "scheduler": self.scheduler,
-            }
+            return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
         if self.kind.startswith("fsdp1"):
             FullyShardedDataParallel.set_state_dict_type(
                 self.model, StateDictType.SHARDED_STATE_DICT

@@ -54,14 +54,17 @@ def overwrite(value):
     if isinstance(value, torch.Tensor):
         if value.numel() and not (value.dim() and value.stride()[0] == 0):
             value.detach().zero_()
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
             overwrite(item)
-        value["more"] = 1
-    elif isinstance(value, list):
-        for item in value:
-            overwrite(item)
-        value.append(1)
+        value.update(more=1) if isinstance(value, dict) else value.append(1)
+
+
+def background(state, path, writer, stager=None, **options):
+    """Save in the background; return the futures of its staging, or None, and of its end."""
+    options |= stager_option(stager)
+    found = dcp.async_save(state, checkpoint_id=path, storage_writer=writer, **options)
+    return getattr(found, "staging_completion", None), getattr(found, "upload_completion", found)
 
 
 def default_stager(*, in_background):
@@ -80,15 +83,15 @@ STAGERS = {
 }
 
 
+WITH_STAGERS = [
+    "the writer",
+    *(pytest.param(name, marks=needs_async_stager) for name in ("streaming", "blocking")),
+]
+TORCHS = [name for name in STAGERS if name.startswith("default")]
+
+
 @pytest.mark.parametrize(
-    "which",
-    [
-        "the writer",
-        pytest.param("streaming", marks=needs_async_stager),
-        pytest.param("blocking", marks=needs_async_stager),
-        pytest.param("default", marks=needs_staging_options),
-        pytest.param("default in the background", marks=needs_staging_options),
-    ],
+    "which", [*WITH_STAGERS, *(pytest.param(name, marks=needs_staging_options) for name in TORCHS)]
 )
 def test_changes_after_staging_are_not_saved(which, writer, tmp_path):
     state = every_kind()
@@ -97,12 +100,9 @@ def test_changes_after_staging_are_not_saved(which, writer, tmp_path):
     if which.startswith("default"):
         del state["model"]["conj"], state["model"]["neg"]  # it drops the conj and neg bits
     expected = plain(state)
-    stager = stager_option(STAGERS[which](writer))
-    found = dcp.async_save(state, checkpoint_id=tmp_path, storage_writer=writer, **stager)
-    upload = found
-    if hasattr(found, "staging_completion"):
-        found.staging_completion.result(SECONDS)
-        upload = found.upload_completion
+    staging, upload = background(state, tmp_path, writer, STAGERS[which](writer))
+    if staging is not None:
+        staging.result(SECONDS)
     overwrite(state)
     upload.result(SECONDS)
     assert_same(load(tmp_path, expected), expected)
@@ -155,10 +155,8 @@ def test_tied_tensors_are_copied_once_in_a_snapshot(writer):
 
 
 def test_tuples_and_named_tuples_are_copied_too(writer):
-    state = {
-        "t": (torch.ones(2), [torch.ones(2)]),
-        "s": torch.return_types.max((torch.ones(1),) * 2),
-    }
+    maximum = torch.return_types.max((torch.ones(1),) * 2)
+    state = {"t": (torch.ones(2), [torch.ones(2)]), "s": maximum}
     staged = writer.stage(state)
     state["t"][0].zero_()
     state["t"][1][0].zero_()
@@ -168,9 +166,7 @@ def test_tuples_and_named_tuples_are_copied_too(writer):
 def test_next_snapshot_waits_for_the_save_of_the_last(writer, tmp_path):
     state = {"a": torch.ones(1000)}
     planner = Held()
-    first = dcp.async_save(
-        state, checkpoint_id=tmp_path / "1", storage_writer=writer, planner=planner
-    )
+    _, first = background(state, tmp_path / "1", writer, planner=planner)
     assert planner.reached.wait(SECONDS)
     state["a"].fill_(2)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -189,9 +185,7 @@ def test_back_to_back_saves_keep_each_calls_values(writer, tmp_path):
     for step in range(5):
         state["a"].fill_(step)
         state["step"] = step
-        uploads.append(
-            dcp.async_save(state, checkpoint_id=tmp_path / str(step), storage_writer=writer)
-        )
+        uploads.append(background(state, tmp_path / str(step), writer)[1])
     for step, upload in enumerate(uploads):
         upload.result(SECONDS)
         expected = {"a": torch.full((100_000,), float(step)), "step": step}
@@ -201,9 +195,7 @@ def test_back_to_back_saves_keep_each_calls_values(writer, tmp_path):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_failed_save_does_not_delay_the_next_snapshot(moment, writer, tmp_path):
     state = {"a": torch.ones(1000)}
-    failed = dcp.async_save(
-        state, checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
-    )
+    _, failed = background(state, tmp_path, writer, planner=Failing(moment))
     error = failed.exception(SECONDS)  # kept: its frames hold the snapshot
     assert isinstance(error, CheckpointException)
     address = writer._snapshot._memory.address
@@ -217,14 +209,13 @@ def test_failed_save_does_not_delay_the_next_snapshot(moment, writer, tmp_path):
 @pytest.mark.parametrize("stager", ["the writer", "streaming", "blocking"])
 def test_a_failure_is_logged_even_if_nobody_asks_the_future(stager, writer, tmp_path, caplog):
     (tmp_path / "c").write_text("in the way")
-    options = {"checkpoint_id": tmp_path / "c", "storage_writer": writer}
-    made = STAGERS[stager](writer)
-    response = dcp.async_save({"a": torch.ones(9)}, **options, **stager_option(made))
-    concurrent.futures.wait([getattr(response, "upload_completion", response)], SECONDS)
+    _, upload = background({"a": torch.ones(9)}, tmp_path / "c", writer, STAGERS[stager](writer))
+    concurrent.futures.wait([upload], SECONDS)
     said = [text for text in caplog.messages if text.startswith("the background save to ")]
     assert [f"{tmp_path / 'c'} failed: " in text for text in said] == [True]
     with pytest.raises(CheckpointException):
-        dcp.save({"a": torch.ones(9)}, **options)  # raises, and logs nothing
+        dcp.save({"a": torch.ones(9)}, checkpoint_id=tmp_path / "c", storage_writer=writer)
+    # Which raises, and logs nothing.
     assert len([text for text in caplog.messages if "background" in text]) == 1
 
 
@@ -271,11 +262,7 @@ def test_a_second_save_of_a_snapshot_keeps_its_memory_until_it_has_read_it(write
     other._snapshot = writer._snapshot
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         second = pool.submit(
-            dcp.save,
-            staged,
-            checkpoint_id=tmp_path / "two",
-            storage_writer=other,
-            planner=planner,
+            dcp.save, staged, checkpoint_id=tmp_path / "two", storage_writer=other, planner=planner
         )
         assert planner.reached.wait(SECONDS)
         assert not writer._snapshot._lease.is_over()
@@ -296,9 +283,7 @@ def test_the_collector_may_end_a_lease_while_another_thread_waits_for_it(writer,
 def test_plain_save_does_not_free_the_snapshot(writer, tmp_path):
     planner = Held()
     state = {"a": torch.ones(1000)}
-    upload = dcp.async_save(
-        state, checkpoint_id=tmp_path / "1", storage_writer=writer, planner=planner
-    )
+    _, upload = background(state, tmp_path / "1", writer, planner=planner)
     assert planner.reached.wait(SECONDS)
     other = StorageWriter(tmp_path / "2")
     dcp.save({"a": torch.zeros(5)}, storage_writer=other)
@@ -320,24 +305,16 @@ def test_a_streamed_save_is_staged_before_it_is_committed(writer, tmp_path, monk
         finish(**arguments)
 
     monkeypatch.setattr(writer, "finish", slow_finish)
-    found = dcp.async_save(
-        state, checkpoint_id=tmp_path, storage_writer=writer, async_stager=writer.stager()
-    )
-    found.staging_completion.result(SECONDS)
+    staging, upload = background(state, tmp_path, writer, writer.stager())
+    staging.result(SECONDS)
     events.append("staged")
     state["a"].zero_()
     state["n"].append(2)
     held.set()
-    found.upload_completion.result(SECONDS)
+    upload.result(SECONDS)
     assert events == ["staged", "finish"]
     assert_same(load(tmp_path, state), {"a": torch.ones(1000), "n": [1]})
     assert writer._snapshot._memory is None
-
-
-def streamed(state, path, writer, **arguments):
-    return dcp.async_save(
-        state, checkpoint_id=path, storage_writer=writer, async_stager=writer.stager(), **arguments
-    )
 
 
 def weights(numel=1 << 18):
@@ -358,7 +335,7 @@ def test_a_step_waits_for_a_streamed_save(writer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Hold, "wait", go_on_then_wait)
     state = {"w": weight.detach(), "small": torch.ones(8), "inference": inference(1 << 18)}
-    found = streamed(state, tmp_path, writer, planner=planner)
+    _, upload = background(state, tmp_path, writer, writer.stager(), planner=planner)
     state["small"].zero_()
     with torch.inference_mode():
         state["inference"].zero_()
@@ -366,7 +343,7 @@ def test_a_step_waits_for_a_streamed_save(writer, tmp_path, monkeypatch):
     optimizer.step()
     assert planner.go_on.is_set()
     assert not weight.detach().eq(1).all()
-    found.upload_completion.result(SECONDS)
+    upload.result(SECONDS)
     back = ringstow.load(tmp_path)
     assert all(value.eq(1).all() for value in back.values())
 
@@ -380,11 +357,11 @@ def inference(numel):
 def test_tensor_changed_under_a_streamed_save_fails_it(writer, tmp_path):
     ringstow.save({"step": 1}, tmp_path)
     state, planner = {"w": torch.ones(1 << 18), "other": torch.ones(1 << 18)}, Held()
-    found = streamed(state, tmp_path, writer, planner=planner)
+    staging, upload = background(state, tmp_path, writer, writer.stager(), planner=planner)
     state["w"].zero_()
     planner.go_on.set()
-    assert isinstance(found.staging_completion.exception(SECONDS), ringstow.TornSaveError)
-    error = found.upload_completion.exception(SECONDS)
+    assert isinstance(staging.exception(SECONDS), ringstow.TornSaveError)
+    error = upload.exception(SECONDS)
     assert isinstance(error, CheckpointException)
     (torn,) = error.failures.values()
     assert (torn[0] if isinstance(torn, tuple) else torn).tensors == ["w"]
@@ -394,10 +371,20 @@ def test_tensor_changed_under_a_streamed_save_fails_it(writer, tmp_path):
 
 @needs_async_stager
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_no_step_waits_for_a_streamed_save_that_failed(moment, writer, tmp_path):
+def test_a_streamed_save_that_failed_releases_the_tensors_and_no_step_waits(
+    moment, writer, tmp_path
+):
     optimizer, weight = weights()
-    streamed({"w": weight.detach()}, tmp_path, writer, planner=Failing(moment))
+    state = {"w": weight.detach(), "small": torch.ones(1000)}
+    staging, upload = background(state, tmp_path, writer, writer.stager(), planner=Failing(moment))
     optimizer.step()
+    error = staging.exception(SECONDS)
+    assert isinstance(error, ringstow.Error)
+    assert isinstance(upload.exception(SECONDS), CheckpointException)
+    if moment == "resolve_data":
+        assert "failed in resolve_data" in str(error)
+    else:
+        assert "upload_completion has its error" in str(error)
 
 
 @needs_async_stager
@@ -413,7 +400,10 @@ def test_no_step_waits_for_a_save_that_never_begins(writer, monkeypatch):
 @needs_async_stager
 def test_streaming_from_within_a_step_is_refused(writer, tmp_path):
     optimizer, weight = weights()
-    optimizer.register_step_pre_hook(lambda *_: streamed({"w": weight.detach()}, tmp_path, writer))
+    state = {"w": weight.detach()}
+    optimizer.register_step_pre_hook(
+        lambda *_: background(state, tmp_path, writer, writer.stager())
+    )
     with pytest.raises(ringstow.UnsupportedError, match="leave out async_stager="):
         optimizer.step()
     assert not (tmp_path / "manifest.json").exists()
@@ -422,29 +412,10 @@ def test_streaming_from_within_a_step_is_refused(writer, tmp_path):
 
 
 @needs_async_stager
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_failed_streamed_save_releases_the_tensors(moment, writer, tmp_path):
-    found = dcp.async_save(
-        {"a": torch.ones(1000)},
-        checkpoint_id=tmp_path,
-        storage_writer=writer,
-        async_stager=writer.stager(),
-        planner=Failing(moment),
-    )
-    error = found.staging_completion.exception(SECONDS)
-    assert isinstance(error, ringstow.Error)
-    assert isinstance(found.upload_completion.exception(SECONDS), CheckpointException)
-    if moment == "resolve_data":
-        assert "failed in resolve_data" in str(error)
-    else:
-        assert "upload_completion has its error" in str(error)
-
-
-@needs_async_stager
 def test_a_writer_without_a_path_fails_both_completions(writer):
-    found = dcp.async_save({"a": 1}, storage_writer=writer, async_stager=writer.stager())
-    assert isinstance(found.staging_completion.exception(SECONDS), ringstow.Error)
-    assert "there is no path" in str(found.upload_completion.exception(SECONDS))
+    staging, upload = background({"a": 1}, None, writer, writer.stager())
+    assert isinstance(staging.exception(SECONDS), ringstow.Error)
+    assert "there is no path" in str(upload.exception(SECONDS))
 
 
 def test_torch_accepts_the_writer_as_stager():

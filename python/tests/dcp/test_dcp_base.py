@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import on_ranks
+from ranks import gathered, on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -42,51 +42,51 @@ def check(path, step):
             assert torch.equal(loaded[name].to_local(), tensor.to_local()), name
 
 
-def save_distributed(rank, root, background):
-    linked = []
-    for step in range(1, 5):
-        base = ringstow.Base() if step == 1 else root / f"step-{step - 1}"
-        options = {"base": base}
-        if background:
-            done = distributed.save_async(state(step), root / f"step-{step}", **options).result()
-        else:
-            done = distributed.save(state(step), root / f"step-{step}", **options)
-        linked.append(done.linked_bytes)
-        check(root / f"step-{step}", step)
-    return linked
+def assert_links(linked):
+    """Of four saves the first two link nothing, and the others the frozen tensors."""
+    assert linked[:2] == [0, 0]
+    assert min(linked[2:]) > ROWS * 8
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_ranks_link_what_they_have(ranks, tmp_path, background):
-    all_linked = ranks(2).run(save_distributed, tmp_path, background)
-    for linked in all_linked:
-        assert linked[:2] == [0, 0]
-        assert min(linked[2:]) > ROWS * 8
-    for step in (1, 2, 3):
-        ringstow.remove(tmp_path / f"step-{step}")
-    assert ringstow.verify(tmp_path / "step-4").ok
+@on_ranks(2)
+def test_ranks_link_what_they_have(rank, tmp_path, background):
+    linked = []
+    for step in range(1, 5):
+        path = tmp_path / f"step-{step}"
+        options = {"base": ringstow.Base() if step == 1 else tmp_path / f"step-{step - 1}"}
+        if background:
+            done = distributed.save_async(state(step), path, **options).result()
+        else:
+            done = distributed.save(state(step), path, **options)
+        linked.append(done.linked_bytes)
+        check(path, step)
+    assert_links(linked)
+    dist.barrier()
+    if rank == 0:
+        for step in (1, 2, 3):
+            ringstow.remove(tmp_path / f"step-{step}")
+        assert ringstow.verify(tmp_path / "step-4").ok
 
 
-def save_with_writer(rank, root):
+@on_ranks(2)
+def test_dcp_links_what_the_rank_has(rank, tmp_path):
     writer = ringstow.dcp.StorageWriter(base=ringstow.Base())
     linked = []
     for step in range(1, 5):
-        dcp.save(state(step), checkpoint_id=root / f"step-{step}", storage_writer=writer)
+        path = tmp_path / f"step-{step}"
+        dcp.save(state(step), checkpoint_id=path, storage_writer=writer)
         linked.append(writer.report.linked_bytes)
-        writer.set_base(root / f"step-{step}")
-        check(root / f"step-{step}", step)
-    return linked
+        writer.set_base(path)
+        check(path, step)
+    assert_links(linked)
 
 
-def test_dcp_links_what_the_rank_has(ranks, tmp_path):
-    for linked in ranks(2).run(save_with_writer, tmp_path):
-        assert linked[:2] == [0, 0]
-        assert min(linked[2:]) > ROWS * 8
-
-
-def save_by_manager(rank, root, background):
+@pytest.mark.parametrize("background", [False, True])
+@on_ranks(2)
+def test_manager_of_several_ranks_links_the_step_before(rank, tmp_path, background):
     linked = []
-    with ringstow.CheckpointManager(root, keep=1, base="previous") as manager:
+    with ringstow.CheckpointManager(tmp_path, keep=1, base="previous") as manager:
         for step in range(1, 5):
             if background:
                 report = manager.save_async(step, state(step)).result()
@@ -97,43 +97,25 @@ def save_by_manager(rank, root, background):
         assert manager.restore(into=restored).step == 4
         assert torch.equal(restored["frozen"].to_local(), state(4)["frozen"].to_local())
         assert [found.step for found in manager.steps()] == [4]
-    return linked
+    assert_links(linked)
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_manager_of_several_ranks_links_the_step_before(ranks, tmp_path, background):
-    for linked in ranks(2).run(save_by_manager, tmp_path, background):
-        assert linked[:2] == [0, 0]
-        assert min(linked[2:]) > ROWS * 8
-
-
-def save_replicated(rank, root):
-    """Each rank writes a part of a tensor that all have."""
-    linked = []
+@on_ranks(2)
+def test_tensor_that_all_ranks_have_is_linked(rank, tmp_path):
+    """Each rank writes a part of it."""
     for step in range(1, 4):
-        base = ringstow.Base() if step == 1 else root / f"step-{step - 1}"
-        done = distributed.save(state(step, (Replicate(),)), root / f"step-{step}", base=base)
-        linked.append(done.linked_bytes)
-        check(root / f"step-{step}", step)
-    return linked
+        base = ringstow.Base() if step == 1 else tmp_path / f"step-{step - 1}"
+        done = distributed.save(state(step, (Replicate(),)), tmp_path / f"step-{step}", base=base)
+        check(tmp_path / f"step-{step}", step)
+    assert sum(gathered(done.linked_bytes)) > ROWS * 16
 
 
-def test_tensor_that_all_ranks_have_is_linked(ranks, tmp_path):
-    linked = ranks(2).run(save_replicated, tmp_path)
-    assert sum(one[2] for one in linked) > ROWS * 16
-
-
-def save_with_other_bases(rank, root):
-    with pytest.raises(Exception, match=r"same|base|differ|call"):
-        distributed.save(state(2), root / "step-2", base=root / f"step-{rank}")
-    if rank == 0:
-        assert not (root / "step-2").exists()
-    with pytest.raises(Exception, match="base"):
-        distributed.save(state(2), root / "step-2", base=root / "none")
-
-
-def test_ranks_with_different_or_missing_bases_fail_together(ranks, tmp_path):
-    ranks(2).run(save_with_other_bases, tmp_path)
+@on_ranks(2)
+def test_ranks_with_different_or_missing_bases_fail_together(rank, tmp_path):
+    for base, said in ((f"step-{rank}", r"same|base|differ|call"), ("none", "base")):
+        with pytest.raises(Exception, match=said):
+            distributed.save(state(2), tmp_path / "step-2", base=tmp_path / base)
+    dist.barrier()
     assert not (tmp_path / "step-2").exists()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from support import assert_same, logged
 from test_dcp_killed import die_at
 from torch.distributed.checkpoint.api import CheckpointException
@@ -47,18 +49,11 @@ def resume(rank, root):
     return state["step"]
 
 
-def listed(path, capfd):
-    """Return the output of `ringstow ls` for a path."""
-    capfd.readouterr()
-    assert _native.cli(["ringstow", "ls", str(path), "--json"]) == 0
-    return json.loads(capfd.readouterr().out)
-
-
-def problem(path, capfd):
-    (found,) = listed(path, capfd)
-    assert found["status"] == "incomplete"
+def problem(path):
+    (found,) = ringstow.steps(path)
+    assert found.status == "incomplete"
     assert ringstow.latest(path) is None
-    return found["problem"]
+    return found.problem
 
 
 def manifest(path, rank):
@@ -69,14 +64,12 @@ def test_latest_is_a_step_that_all_ranks_saved(ranks, tmp_path, capfd):
     for step in (1, 2):
         ranks(2).run(save, tmp_path / f"step-{step}", step)
     ranks(2).run(save, tmp_path / "step-3", 3, (1,))
-    assert [found["status"] for found in listed(tmp_path, capfd)] == [
-        "committed",
-        "committed",
-        "incomplete",
-    ]
+    assert _native.cli(["ringstow", "ls", str(tmp_path), "--json"]) == 0
+    listed = [one["status"] for one in json.loads(capfd.readouterr().out)]
+    assert listed == ["committed", "committed", "incomplete"]
     assert ringstow.latest(tmp_path).path == str(tmp_path / "step-2")
     assert ranks(2).run(resume, tmp_path) == [2, 2]
-    assert "of rank 1" in problem(tmp_path / "step-3", capfd)
+    assert "of rank 1" in problem(tmp_path / "step-3")
     parts = [manifest(tmp_path / "step-2", rank)["part_of"] for rank in range(2)]
     assert [(part["rank"], part["ranks"]) for part in parts] == [(0, 2), (1, 2)]
     assert parts[0]["save"] == parts[1]["save"]
@@ -93,15 +86,15 @@ def test_latest_skips_a_step_in_which_a_rank_died(ranks, tmp_path, died):
     assert ranks(2).run(resume, tmp_path) == [2, 2]
 
 
-def test_step_that_some_ranks_saved_again_does_not_count(ranks, tmp_path, capfd):
+def test_step_that_some_ranks_saved_again_does_not_count(ranks, tmp_path):
     path = tmp_path / "last"
     ranks(2).run(save, path, 1)
     ranks(2).stop()  # the job restarts
     ranks(2).run(save, path, 2, (1,))
-    assert "different saves" in problem(path, capfd)
+    assert "different saves" in problem(path)
     ranks(2).run(save, path, 3)
     # Each rank counts its own saves, so the absent one is behind.
-    assert "different saves" in problem(path, capfd)
+    assert "different saves" in problem(path)
     ranks(2).stop()
     for step in (4, 5):
         ranks(2).run(save, path, step)
@@ -117,55 +110,32 @@ def test_one_process_cannot_load_the_step(ranks, tmp_path):
     assert_same(loaded, state_of(1, 1))
 
 
-def save_with_some(rank, path):
+@on_ranks(3)
+def test_unknown_process_group_is_not_recorded(rank, tmp_path):
     group = dist.new_group([1, 2], backend="gloo")
     if rank:
-        writer = StorageWriter(path)
-        dcp.save(
-            state_of(rank, 1), storage_writer=writer, process_group=group, use_collectives=False
-        )
+        options = {"process_group": group, "use_collectives": False}
+        dcp.save(state_of(rank, 1), storage_writer=StorageWriter(tmp_path), **options)
     dist.barrier()
-
-
-def test_unknown_process_group_is_not_recorded(ranks, tmp_path, capfd):
-    ranks(3).run(save_with_some, tmp_path)
     assert [("part_of" in manifest(tmp_path, rank)) for rank in range(2)] == [False, False]
-    assert "not known" in problem(tmp_path, capfd)
+    assert "not known" in problem(tmp_path)
 
 
-def test_rank_count_is_unknown_without_a_process_group(tmp_path, capfd):
+def test_rank_count_is_unknown_without_a_process_group(tmp_path):
     save(0, tmp_path, 1)
     assert "part_of" not in manifest(tmp_path, 0)
-    text = problem(tmp_path, capfd)
+    text = problem(tmp_path)
     assert "not known" in text
     assert "process group" in text
 
 
-def save_without_a_store(rank, path):
-    get = dist.distributed_c10d._get_default_store
-    dist.distributed_c10d._get_default_store = lambda: None
-    try:
-        with logged() as said:
-            save(rank, path, 1)
-    finally:
-        dist.distributed_c10d._get_default_store = get
-    return said
-
-
-def test_unresponsive_store_does_not_fail_a_save(ranks, tmp_path, capfd):
-    for said in ranks(2).run(save_without_a_store, tmp_path):
-        assert any("store does not answer" in text for text in said)
-    assert "not known" in problem(tmp_path, capfd)
-
-
-def test_retain_reports_removed_recycled_files(tmp_path):
-    for step in range(2):
-        ringstow.save({"a": torch.ones(10)}, tmp_path / f"step-{step}")
-    ringstow.retain(tmp_path, keep=1, recycle=True)
-    spares = sorted(map(str, (tmp_path / ".ringstow-spares").iterdir()))
-    done = ringstow.retain(tmp_path, keep=1, recycle=False)
-    assert done.removed_recycled[: len(spares)] == tuple(spares)
-    assert not (tmp_path / ".ringstow-spares").exists()
+@on_ranks(2)
+def test_unresponsive_store_does_not_fail_a_save(rank, tmp_path):
+    without = patch.object(dist.distributed_c10d, "_get_default_store", lambda: None)
+    with without, logged() as said:
+        save(rank, tmp_path, 1)
+    assert any("store does not answer" in text for text in said)
+    assert "not known" in problem(tmp_path)
 
 
 def load(path):
@@ -186,10 +156,8 @@ def test_shares_of_different_saves_are_refused_on_all_ranks(ranks, tmp_path):
     ranks(2).run(save, tmp_path, 2, (0,))  # rank 1's part now belongs to a later save
     for by_rank in ranks(2).run(refusals, tmp_path):
         assert list(by_rank) == [1]
-        assert (
-            f"{tmp_path} is not a complete checkpoint: its shares must be of one save, but"
-            in by_rank[1]
-        )
+        said = f"{tmp_path} is not a complete checkpoint: its shares must be of one save, but"
+        assert said in by_rank[1]
         for rank in range(2):
             said = manifest(tmp_path, rank)["part_of"]["save"]
             assert said.endswith(f"-{1 + rank}")
@@ -234,16 +202,15 @@ def test_reader_error_names_the_missing_part(ranks, tmp_path):
     assert caught.value.path == str(tmp_path)
 
 
-def test_all_missing_parts_are_named_up_to_a_limit(tmp_path):
-    part = tmp_path / "rank00000"
-    part.mkdir()
-    (part / "manifest.json").write_text('{"part_of": {"rank": 0, "ranks": 3, "save": "a"}}')
-    with pytest.raises(
-        ringstow.IncompleteCheckpointError, match=r"ranks 1, 2 is missing \(rank00001\)"
-    ):
-        _native.check_own_share(str(tmp_path), 0)
-    (part / "manifest.json").write_text('{"part_of": {"rank": 0, "ranks": 16777216, "save": "a"}}')
-    with pytest.raises(ringstow.IncompleteCheckpointError, match="19, 20 and more"):
+@pytest.mark.parametrize(
+    ("ranks_of", "said"),
+    [(3, r"ranks 1, 2 is missing \(rank00001\)"), (1 << 24, "19, 20 and more")],
+)
+def test_all_missing_parts_are_named_up_to_a_limit(tmp_path, ranks_of, said):
+    part = {"part_of": {"rank": 0, "ranks": ranks_of, "save": "a"}}
+    (tmp_path / "rank00000").mkdir()
+    (tmp_path / "rank00000" / "manifest.json").write_text(json.dumps(part))
+    with pytest.raises(ringstow.IncompleteCheckpointError, match=said):
         _native.check_own_share(str(tmp_path), 0)
 
 

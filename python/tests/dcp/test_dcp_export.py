@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import random
+from unittest.mock import patch
 
 import layouts
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import gathered, on_ranks
 from safetensors import safe_open
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,9 +37,19 @@ def by_one(state, at, **options):
     return contents(at / "by-one")
 
 
-def export(state, path, **options):
+def small_rounds():
+    """Let small tensors take several units and rounds."""
     _export_plan.UNIT_BYTES, _export_plan.ROUND_BYTES = 2 * PAGE, 4 * PAGE
+
+
+def export(state, path, **options):
+    small_rounds()
     return ringstow.dcp.export_hf(state, path, max_shard_size=FILE_BYTES, **options)
+
+
+def opened(path):
+    """Open the only file of a model."""
+    return safe_open(path / "model.safetensors", "pt")
 
 
 # Layouts of trainers.
@@ -114,12 +126,7 @@ def any_shards(seed, full):
         if chance.random() < 0.3 and tensor.dim() >= 2:  # a transposed view in memory
             local = shards.to_local().transpose(0, 1).contiguous().transpose(0, 1)
             shards = DTensor.from_local(
-                local,
-                mesh,
-                placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
+                local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
             )
         state[name] = shards
     return state
@@ -144,14 +151,14 @@ def test_shards_of_any_mesh_give_the_files_of_one_process(ranks, tmp_path, optio
         assert contents(tmp_path / f"all-{seed}") == expected, seed
 
 
-def large_columns(rank, path):
-    """Export a tensor of which every rank holds columns, by many rounds."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+@on_ranks(4)
+def test_columns_are_exchanged_in_bounded_memory(rank, tmp_path):
+    """Every rank holds columns of a tensor, which take many rounds."""
+    mesh = init_device_mesh("cpu", (4,))
     full = torch.arange(300 * 700, dtype=torch.int32).view(300, 700)
     state = {"w": distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)}
-    _export_plan.UNIT_BYTES, _export_plan.ROUND_BYTES = 2 * PAGE, 4 * PAGE
+    small_rounds()
     most = 0
-    taken = _export_rank.Inbox.deliver
     inboxes = []
 
     def deliver(self, memory):
@@ -160,27 +167,20 @@ def large_columns(rank, path):
         most = max(most, sum(one.nbytes for one in inboxes if not one.is_gone.is_set()))
         taken(self, memory)
 
-    _export_rank.Inbox.deliver = deliver
-    try:
-        ringstow.dcp.export_hf(state, path)
-    finally:
-        _export_rank.Inbox.deliver = taken
-    return len(inboxes), most
-
-
-def test_columns_are_exchanged_in_bounded_memory(ranks, tmp_path):
-    for count, most in ranks(4).run(large_columns, tmp_path / "m"):
-        assert count >= 10
-        assert most <= 4 * (4 * PAGE + 3 * PAGE)
-    with safe_open(tmp_path / "m/model.safetensors", "pt") as file:
-        found = file.get_tensor("w")
-    assert torch.equal(found, torch.arange(300 * 700, dtype=torch.int32).view(300, 700))
+    taken = _export_rank.Inbox.deliver
+    with patch.object(_export_rank.Inbox, "deliver", deliver):
+        ringstow.dcp.export_hf(state, tmp_path / "m")
+    assert len(inboxes) >= 10
+    assert most <= 4 * (4 * PAGE + 3 * PAGE)
+    with opened(tmp_path / "m") as file:
+        assert torch.equal(file.get_tensor("w"), full)
 
 
 # What is in a state.
 
 
-def with_other_values(rank, path):
+@on_ranks(2)
+def test_report_names_ties_and_what_is_left_out(rank, tmp_path):
     mesh = init_device_mesh("cpu", (2,))
     weight = distribute_tensor(torch.arange(3.0), mesh, [Shard(0)], src_data_rank=None)
     state = {
@@ -189,60 +189,45 @@ def with_other_values(rank, path):
         "model.note": "text",
         f"only.{rank}": torch.full((2,), float(rank)),
     }
-    report = ringstow.dcp.export_hf(state, path)
-    stripped = ringstow.dcp.export_hf(state, f"{path}-model", prefix="model.")
-    return report, stripped
-
-
-def test_report_names_ties_and_what_is_left_out(ranks, tmp_path):
-    for report, stripped in ranks(2).run(with_other_values, tmp_path / "m"):
-        assert report.tied == (("model.head.weight", "model.embed.weight"),)
-        assert report.left_out == ("extra", "model.note")
-        assert report.tensors == 3
-        assert stripped.tied == (("head.weight", "embed.weight"),)
-        assert stripped.left_out == ("note",)
-    with safe_open(tmp_path / "m/model.safetensors", "pt") as file:
+    report = ringstow.dcp.export_hf(state, tmp_path / "m")
+    stripped = ringstow.dcp.export_hf(state, tmp_path / "m-model", prefix="model.")
+    assert report.tied == (("model.head.weight", "model.embed.weight"),)
+    assert report.left_out == ("extra", "model.note")
+    assert report.tensors == 3
+    assert stripped.tied == (("head.weight", "embed.weight"),)
+    assert stripped.left_out == ("note",)
+    with opened(tmp_path / "m") as file:
         assert {*file.keys()} == {"model.embed.weight", "only.0", "only.1"}
         assert file.get_tensor("only.1").tolist() == [1.0, 1.0]
         assert file.metadata() == {"format": "pt"}
-    with safe_open(tmp_path / "m-model/model.safetensors", "pt") as file:
+    with opened(tmp_path / "m-model") as file:
         assert file.get_tensor("embed.weight").tolist() == [0.0, 1.0, 2.0]
 
 
-def equal_views(rank, path):
-    """Export two names of one memory on rank 0 only: the ranks have no tie in common."""
+@on_ranks(2)
+def test_tie_of_some_ranks_is_none(rank, tmp_path):
+    """Rank 0 alone has two names of one memory."""
     mesh = init_device_mesh("cpu", (2,))
     one, two = torch.ones(2), torch.ones(2)
     locals_ = [one, one if rank == 0 else two]
     state = {n: DTensor.from_local(t, mesh, [Shard(0)]) for n, t in zip("ab", locals_, strict=True)}
-    return ringstow.dcp.export_hf(state, path).tied
+    assert ringstow.dcp.export_hf(state, tmp_path / "m").tied == ()
 
 
-def test_tie_of_some_ranks_is_none(ranks, tmp_path):
-    assert ranks(2).run(equal_views, tmp_path / "m") == [(), ()]
-
-
-def differing_statistics(rank, path):
+@on_ranks(4)
+def test_small_replicated_tensors_come_from_the_first_rank(rank, tmp_path):
     state = {"mean": torch.full((3,), float(rank)), "var": torch.full((100_000,), float(rank))}
-    ringstow.dcp.export_hf(state, path)
+    ringstow.dcp.export_hf(state, tmp_path / "m")
+    with opened(tmp_path / "m") as file:
+        assert all(file.get_tensor(name).unique().tolist() == [0.0] for name in state)
 
 
-def test_small_replicated_tensors_come_from_the_first_rank(ranks, tmp_path):
-    ranks(4).run(differing_statistics, tmp_path / "m")
-    with safe_open(tmp_path / "m/model.safetensors", "pt") as file:
-        assert file.get_tensor("mean").unique().tolist() == [0.0]
-        assert file.get_tensor("var").unique().tolist() == [0.0]
-
-
-def large_plain(rank, path):
+@on_ranks(4)
+def test_large_replicated_tensors_come_whole_from_one_rank_each(rank, tmp_path):
     state = {name: torch.full((400_000,), float(rank)) for name in "abcd"}
-    return ringstow.dcp.export_hf(state, path).save.tensor_bytes
-
-
-def test_large_replicated_tensors_come_whole_from_one_rank_each(ranks, tmp_path):
-    written = ranks(4).run(large_plain, tmp_path / "m")
+    written = gathered(ringstow.dcp.export_hf(state, tmp_path / "m").save.tensor_bytes)
     assert max(written) - min(written) <= 2 * PAGE
-    with safe_open(tmp_path / "m/model.safetensors", "pt") as file:
+    with opened(tmp_path / "m") as file:
         values = [file.get_tensor(name).unique().tolist() for name in "abcd"]
     assert sorted(values) == [[0.0], [1.0], [2.0], [3.0]]
 
@@ -251,22 +236,17 @@ def test_one_process_needs_no_process_group(tmp_path):
     state = {"w": torch.arange(20_000.0), "step": 3}
     report = ringstow.dcp.export_hf(state, tmp_path / "m", dtype=torch.bfloat16)
     assert (report.tensors, report.sent_bytes, report.left_out) == (1, 0, ("step",))
-    with safe_open(tmp_path / "m/model.safetensors", "pt") as file:
+    with opened(tmp_path / "m") as file:
         assert torch.equal(file.get_tensor("w"), state["w"].bfloat16())
 
 
-def in_half_of_the_ranks(rank, path):
+@on_ranks(4)
+def test_group_of_some_ranks_exports(rank, tmp_path):
     group = dist.new_group([2, 3])
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
     if rank >= 2:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
         state = {"w": DTensor.from_local(torch.full((1,), float(rank)), mesh, [Shard(0)])}
-        ringstow.dcp.export_hf(state, path, group=group)
-    else:
-        init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        ringstow.dcp.export_hf(state, tmp_path / "m", group=group)
     dist.barrier()
-
-
-def test_group_of_some_ranks_exports(ranks, tmp_path):
-    ranks(4).run(in_half_of_the_ranks, tmp_path / "m")
-    with safe_open(tmp_path / "m/model.safetensors", "pt") as file:
+    with opened(tmp_path / "m") as file:
         assert file.get_tensor("w").tolist() == [2.0, 3.0]

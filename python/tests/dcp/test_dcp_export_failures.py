@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import pathlib
 import resource
 import signal
 import subprocess
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -49,10 +52,9 @@ def value_at(path):
     except (FileNotFoundError, ringstow.Error):
         return None
     state = ringstow.load(beside)
-    assert {name: tuple(t.shape) for name, t in state.items()} == {
-        "w0": (100, 130),
-        "w1": (100, 130),
-    }
+    assert {name: tuple(t.shape) for name, t in state.items()} == dict.fromkeys(
+        ("w0", "w1"), (100, 130)
+    )
     (value,) = torch.cat([*state.values()]).unique().tolist()
     return value
 
@@ -81,9 +83,10 @@ def assert_fails_together(errors, kind, match):
 # Arguments.
 
 
-def different(rank, path, name, values):
-    options = {"path": path, name: values[rank]}
-    ringstow.dcp.export_hf(state_of(1), **options)
+def with_options(rank, path, options):
+    """Export; options may be a list of those of each rank."""
+    options = options[rank] if isinstance(options, list) else options
+    ringstow.dcp.export_hf(state_of(1), **{"path": path, **options})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,8 @@ def different(rank, path, name, values):
 def test_different_arguments_are_refused_on_all_ranks(ranks, tmp_path, name, values):
     if name == "path":
         values = tuple(tmp_path / value for value in values)
-    for error in failed(ranks, different, tmp_path / "m", name, values):
+    options = [{name: value} for value in values]
+    for error in failed(ranks, with_options, tmp_path / "m", options):
         assert isinstance(error, ringstow.InvalidStateError)
         assert "give the same arguments on all ranks" in str(error)
         assert "on rank 1" in str(error)
@@ -152,10 +156,6 @@ def test_state_that_cannot_be_written_is_refused_on_all_ranks(ranks, tmp_path, k
     assert not os.listdir(tmp_path)
 
 
-def with_options(rank, path, options):
-    ringstow.dcp.export_hf(state_of(1), path, **options)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -195,8 +195,7 @@ def test_existing_model_is_kept_unless_overwrite_is_given(ranks, tmp_path):
     assert contents(path).keys() == before.keys()
 
 
-def overwritten(rank, path, value):
-    export(rank, path, value, overwrite=True)
+overwritten = functools.partial(export, overwrite=True)
 
 
 @pytest.mark.parametrize("foreign", ["manifest.json", "adapter.safetensors", ".metadata"])
@@ -245,9 +244,7 @@ def export_with_limit(rank, path, victim):
 
 
 def export_with_failing(rank, path, victim, what, overwrite):
-    def fail(*_, **__):
-        raise OSError(errno.EIO, "the disk fails", what)
-
+    fail = Mock(side_effect=OSError(errno.EIO, "the disk fails", what))
     place, name = {
         "start": (_native, "start_model_share"),
         "pack": (_export_exchange.Round, "pack"),
@@ -255,13 +252,9 @@ def export_with_failing(rank, path, victim, what, overwrite):
         "load": (_export_exchange.Inbox, "load"),
         "end": (_export_rank.ShareWriter, "_end"),
     }[what]
-    kept = getattr(place, name)
-    if rank == victim:
-        setattr(place, name, fail)
-    try:
+    kept = patch.object(place, name, fail) if rank == victim else contextlib.nullcontext()
+    with kept:
         export(rank, path, 2, overwrite=overwrite)
-    finally:
-        setattr(place, name, kept)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

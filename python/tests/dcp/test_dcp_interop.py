@@ -100,15 +100,13 @@ def test_unstorable_names_are_stored_under_reserved_ones(ranks, tmp_path):
     assert set(names) - set(fulls()) == {"__ringstow__.step", "__ringstow__.complex"}
 
 
-@pytest.mark.parametrize(("savers", "loaders"), [(1, 2), (2, 1), (2, 4), (4, 2)])
-def test_loads_files_of_torchs_writer_on_all_ranks(ranks, tmp_path, savers, loaders):
-    ranks(savers).run(save_theirs, tmp_path, True)
+@pytest.mark.parametrize(
+    ("savers", "loaders", "distributed"),
+    [(1, 2, True), (2, 1, True), (2, 4, True), (4, 2, True), (1, 2, False)],
+)
+def test_loads_files_of_torchs_writer(ranks, tmp_path, savers, loaders, distributed):
+    ranks(savers).run(save_theirs, tmp_path, distributed)
     ranks(loaders).run(load_ours, tmp_path)
-
-
-def test_loads_files_of_torchs_writer_on_one_rank(ranks, tmp_path):
-    ranks(1).run(save_theirs, tmp_path, False)
-    ranks(2).run(load_ours, tmp_path)
 
 
 def write_plain(path, *, index):
@@ -127,24 +125,19 @@ def write_plain(path, *, index):
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_plain_directory_loads_onto_any_number_of_ranks(ranks, tmp_path, index):
-    write_plain(tmp_path, index=index)
-    ranks(2).run(load_ours, tmp_path)
+    """The files are links, as in the hub's cache."""
+    path = tmp_path / "snapshot"
+    (tmp_path / "blobs").mkdir()
+    path.mkdir()
+    write_plain(tmp_path / "blobs", index=index)
+    for file in (tmp_path / "blobs").iterdir():
+        (path / file.name).symlink_to(f"../blobs/{file.name}")
+    ranks(2).run(load_ours, path)
     state = blank(fulls())
-    reader = ringstow.dcp.StorageReader(tmp_path)
+    reader = ringstow.dcp.StorageReader(path)
     dcp.load(state, storage_reader=reader, no_dist=True)
     assert_holds(state)
     assert not reader.report.verified
-
-
-def test_a_directory_of_links_as_in_the_hub_cache(tmp_path):
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "snapshot").mkdir()
-    write_plain(tmp_path / "blobs", index=True)
-    for file in (tmp_path / "blobs").iterdir():
-        (tmp_path / "snapshot" / file.name).symlink_to(f"../blobs/{file.name}")
-    state = blank(fulls())
-    dcp.load(state, storage_reader=ringstow.dcp.StorageReader(tmp_path / "snapshot"), no_dist=True)
-    assert_holds(state)
 
 
 def test_a_missing_file_is_an_error_and_not_a_hole(ranks, tmp_path, caplog):
@@ -159,6 +152,5 @@ def test_a_missing_file_is_an_error_and_not_a_hole(ranks, tmp_path, caplog):
 def test_save_writes_the_mark_of_a_valid_step(ranks, tmp_path):
     ranks(2).run(save_ours, tmp_path)
     assert (tmp_path / ".metadata").is_file()
-    assert (tmp_path / ".metadata").stat().st_mtime_ns >= (
-        tmp_path / "manifest.json"
-    ).stat().st_mtime_ns
+    mark, manifest = (tmp_path / name for name in (".metadata", "manifest.json"))
+    assert mark.stat().st_mtime_ns >= manifest.stat().st_mtime_ns

@@ -41,50 +41,64 @@ def state_of(number):
     return {"a": torch.full((1000,), float(number)), "n": number}
 
 
+def save(number, path, writer, **options):
+    dcp.save(state_of(number), checkpoint_id=path, storage_writer=writer, **options)
+
+
+def save_async(number, path, writer, **options):
+    """Save in the background; return the future."""
+    options |= {"checkpoint_id": path, "storage_writer": writer}
+    return dcp.async_save(state_of(number), **options)
+
+
+def assert_saved(number, path):
+    assert_same(load(path, state_of(number)), state_of(number))
+
+
 # The path.
 
 
 def test_checkpoint_id_is_valid_for_one_save(tmp_path):
     writer = StorageWriter()
-    dcp.save(state_of(1), checkpoint_id=tmp_path / "1", storage_writer=writer)
+    save(1, tmp_path / "1", writer)
     assert writer.checkpoint_id == str(tmp_path / "1")
     with pytest.raises(CheckpointException, match="would replace it") as caught:
         dcp.save(state_of(2), storage_writer=writer)
     assert type(cause(caught)) is ringstow.InvalidStateError
     assert str(tmp_path / "1") in str(cause(caught))
-    assert_same(load(tmp_path / "1", state_of(1)), state_of(1))
-    dcp.save(state_of(2), checkpoint_id=tmp_path / "2", storage_writer=writer)
-    assert_same(load(tmp_path / "2", state_of(2)), state_of(2))
+    assert_saved(1, tmp_path / "1")
+    save(2, tmp_path / "2", writer)
+    assert_saved(2, tmp_path / "2")
 
 
 def test_checkpoint_id_is_valid_for_one_async_save(tmp_path):
     writer = StorageWriter()
-    dcp.async_save(state_of(1), checkpoint_id=tmp_path, storage_writer=writer).result(SECONDS)
-    error = dcp.async_save(state_of(2), storage_writer=writer).exception(SECONDS)
+    save_async(1, tmp_path, writer).result(SECONDS)
+    error = save_async(2, None, writer).exception(SECONDS)
     assert "would replace it" in str(error)
-    assert_same(load(tmp_path, state_of(1)), state_of(1))
+    assert_saved(1, tmp_path)
 
 
 def test_writer_reuses_its_own_path(tmp_path):
     writer = StorageWriter(tmp_path)
     for number in range(3):
         dcp.save(state_of(number), storage_writer=writer)
-        assert_same(load(tmp_path, state_of(number)), state_of(number))
+        assert_saved(number, tmp_path)
 
 
 def test_own_path_after_a_checkpoint_id_is_refused(tmp_path):
     writer = StorageWriter(tmp_path / "own")
-    dcp.save(state_of(1), checkpoint_id=tmp_path / "1", storage_writer=writer)
+    save(1, tmp_path / "1", writer)
     with pytest.raises(CheckpointException, match="the writer's own path is"):
         dcp.save(state_of(2), storage_writer=writer)
-    dcp.save(state_of(2), checkpoint_id=tmp_path / "own", storage_writer=writer)
+    save(2, tmp_path / "own", writer)
 
 
 def test_reset_applies_to_one_save_in_any_thread(tmp_path):
     writer = StorageWriter()
     writer.reset(tmp_path / "1")
     dcp.async_save(state_of(1), storage_writer=writer).result(SECONDS)
-    assert_same(load(tmp_path / "1", state_of(1)), state_of(1))
+    assert_saved(1, tmp_path / "1")
     for save in (dcp.save, lambda *a, **k: dcp.async_save(*a, **k).result(SECONDS)):
         with pytest.raises(CheckpointException, match="would replace it"):
             save(state_of(2), storage_writer=writer)
@@ -104,11 +118,9 @@ def test_pickled_writer_keeps_its_path(tmp_path):
 def test_checkpoint_id_may_be_given_again_after_failure(moment, tmp_path):
     writer = StorageWriter()
     with pytest.raises(CheckpointException):
-        dcp.save(
-            state_of(1), checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
-        )
-    dcp.save(state_of(2), checkpoint_id=tmp_path, storage_writer=writer)
-    assert_same(load(tmp_path, state_of(2)), state_of(2))
+        save(1, tmp_path, writer, planner=Failing(moment))
+    save(2, tmp_path, writer)
+    assert_saved(2, tmp_path)
 
 
 # The thread.
@@ -124,9 +136,7 @@ def test_dcp_runs_background_saves_in_its_own_pool(tmp_path):
             calls.append(_private.Call())
             return super().create_local_plan()
 
-    dcp.async_save(
-        state_of(1), checkpoint_id=tmp_path, storage_writer=StorageWriter(), planner=Noting()
-    ).result(SECONDS)
+    save_async(1, tmp_path, StorageWriter(), planner=Noting()).result(SECONDS)
     assert [call.is_save for call in calls] == [True]
     assert not _private.Call().is_save
 
@@ -202,7 +212,7 @@ def test_failed_save_in_idle_pool_blocks_no_writer(function, tmp_path):
         assert isinstance(failed.exception(SECONDS), CheckpointException)
         pool.submit(int).result(SECONDS)
         dcp.save(state_of(2), storage_writer=writers[1])
-    assert_same(load(tmp_path, state_of(2)), state_of(2))
+    assert_saved(2, tmp_path)
 
 
 def test_background_save_takes_no_path_of_another_save(tmp_path):
@@ -211,9 +221,9 @@ def test_background_save_takes_no_path_of_another_save(tmp_path):
     writer.reset(tmp_path / "other")
     with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
         elsewhere.submit(dcp.save, staged, storage_writer=writer).result(SECONDS)
-    assert_same(load(tmp_path / "own", state_of(1)), state_of(1))
+    assert_saved(1, tmp_path / "own")
     dcp.save(state_of(2), storage_writer=writer)
-    assert_same(load(tmp_path / "other", state_of(2)), state_of(2))
+    assert_saved(2, tmp_path / "other")
 
 
 class Crossing(DefaultSavePlanner):
@@ -234,48 +244,43 @@ def test_saves_of_one_writer_in_several_threads_never_mix(pools, tmp_path):
     barrier = threading.Barrier(3)
     errors = []
 
-    def save(number):
-        path = tmp_path / str(number)
+    def save_one(number):
         options = {"planner": Crossing(barrier), "no_dist": True}
         try:
-            dcp.save(state_of(number), checkpoint_id=path, storage_writer=writer, **options)
+            save(number, tmp_path / str(number), writer, **options)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=save, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=save_one, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
     assert errors == []
     for number in range(3):
-        assert_same(load(tmp_path / str(number), state_of(number)), state_of(number))
+        assert_saved(number, tmp_path / str(number))
 
 
 def test_no_save_removes_files_of_another_save(pools, tmp_path):
     writers = StorageWriter(), StorageWriter()
     planner = Held()
-    first = dcp.async_save(
-        state_of(1), checkpoint_id=tmp_path, storage_writer=writers[0], planner=planner
-    )
+    first = save_async(1, tmp_path, writers[0], planner=planner)
     assert planner.reached.wait(SECONDS)
     with pytest.raises(CheckpointException) as caught:
-        dcp.save(state_of(2), checkpoint_id=tmp_path, storage_writer=writers[1])
+        save(2, tmp_path, writers[1])
     assert type(cause(caught)) is ringstow.BusyError
     planner.go_on.set()
     first.result(SECONDS)
-    assert_same(load(tmp_path, state_of(1)), state_of(1))
+    assert_saved(1, tmp_path)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_failed_save_in_the_main_thread_blocks_no_other(moment, pools, tmp_path):
     writer = StorageWriter()
     with pytest.raises(CheckpointException) as kept:
-        dcp.save(
-            state_of(1), checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
-        )
-    dcp.async_save(state_of(2), checkpoint_id=tmp_path, storage_writer=writer).result(SECONDS)
-    assert_same(load(tmp_path, state_of(2)), state_of(2))
+        save(1, tmp_path, writer, planner=Failing(moment))
+    save_async(2, tmp_path, writer).result(SECONDS)
+    assert_saved(2, tmp_path)
     assert kept.value.failures
 
 
@@ -297,7 +302,7 @@ def test_hooks_in_threads_belong_to_the_latest_save(tmp_path):
     (plan,) = elsewhere(writer.prepare_global_plan, plans)
     results = elsewhere(writer.write_data, planner.finish_plan(plan), planner).wait()
     elsewhere(writer.finish, metadata, [results])
-    assert_same(load(tmp_path, state_of(1)), state_of(1))
+    assert_saved(1, tmp_path)
 
 
 def test_hook_before_a_save_raises():

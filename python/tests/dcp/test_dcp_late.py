@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
@@ -91,35 +92,29 @@ def load_nothing(rank, path, group=None):
     return len(looks)
 
 
-def test_ranks_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
+@on_ranks(2)
+def test_ranks_do_not_wait_for_what_none_of_them_sees(rank, tmp_path):
     """Regression: they waited for 90 s for a checkpoint that never was."""
     for path in (tmp_path / "none", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        assert max(ranks(2).run(load_nothing, str(path))) <= 1
+        assert load_nothing(rank, str(path)) <= 1
 
 
-def load_nothing_in_group(rank, path):
-    """Load what is nowhere on ranks 0 and 1 of three; return how often this rank looked again."""
+@on_ranks(3)
+def test_ranks_of_a_group_do_not_wait_for_what_none_of_them_sees(rank, tmp_path):
     group = dist.new_group([0, 1])
-    return load_nothing(rank, path, group) if rank < 2 else 0
+    if rank < 2:
+        assert load_nothing(rank, str(tmp_path / "none"), group) <= 1
 
 
-def test_ranks_of_a_group_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
-    assert max(ranks(3).run(load_nothing_in_group, str(tmp_path / "none"))) <= 1
-
-
-def load_nothing_alone(rank, path):
-    """Load what is nowhere on one rank of several; return how often it looked again."""
+@on_ranks(2)
+def test_rank_that_loads_alone_does_not_wait(rank, tmp_path):
     with network() as looks:
         if rank == 1:
-            reader = ringstow.dcp.StorageReader(path)
+            reader = ringstow.dcp.StorageReader(str(tmp_path / "none"))
             with pytest.raises(CheckpointException):
                 dcp.load({"a": torch.zeros(10)}, storage_reader=reader, no_dist=True)
-    return len(looks)
-
-
-def test_rank_that_loads_alone_does_not_wait(ranks, tmp_path):
-    assert ranks(2).run(load_nothing_alone, str(tmp_path / "none")) == [0, 0]
+    assert looks == []
 
 
 class Blind(ringstow.dcp.StorageReader):
@@ -129,8 +124,13 @@ class Blind(ringstow.dcp.StorageReader):
         raise FileNotFoundError(2, "no such file or directory", path)
 
 
-def load_again(rank, path):
-    """Load what rank 0 alone sees, then what no rank sees; return how often this one looked."""
+@on_ranks(2)
+def test_ranks_agree_on_the_load_after_one_that_only_some_saw(rank, tmp_path):
+    """Regression: a rank that saw nothing looked for both kinds, and counted one load more."""
+    path = str(tmp_path / "step-1")
+    if rank == 0:
+        ringstow.save(STATE, path)
+    dist.barrier()
     reader = (ringstow.dcp.StorageReader, Blind)[rank]
     with network() as looks, pytest.raises(CheckpointException):
         dcp.load({"a": torch.zeros(10)}, storage_reader=reader(path))
@@ -139,28 +139,18 @@ def load_again(rank, path):
     if rank == 0:
         ringstow.remove(path)
     dist.barrier()
-    return load_nothing(rank, path)
+    assert load_nothing(rank, path) <= 1
 
 
-def test_ranks_agree_on_the_load_after_one_that_only_some_saw(ranks, tmp_path):
-    """Regression: a rank that saw nothing looked for both kinds, and counted one load more."""
-    ringstow.save(STATE, tmp_path / "step-1")
-    assert max(ranks(2).run(load_again, str(tmp_path / "step-1"))) <= 1
-
-
-def look_in_turn(rank, path):
-    """Look for a checkpoint after the other rank has given up; return how often."""
+@on_ranks(2)
+def test_rank_that_has_given_up_is_no_longer_counted(rank, tmp_path):
+    """Regression: the next rank then did not wait for what other ranks may see by now."""
     for turn in range(2):
         if turn == rank:
             with network() as looks, pytest.raises(FileNotFoundError):
-                ringstow.dcp.StorageReader(path).read_metadata()
+                ringstow.dcp.StorageReader(str(tmp_path / "step-1")).read_metadata()
+            assert len(looks) == 90
         dist.barrier()
-    return len(looks)
-
-
-def test_rank_that_has_given_up_is_no_longer_counted(ranks, tmp_path):
-    """Regression: the next rank then did not wait for what other ranks may see by now."""
-    assert ranks(2).run(look_in_turn, str(tmp_path / "step-1")) == [90, 90]
 
 
 def test_reader_alone_does_not_wait(tmp_path, monkeypatch):

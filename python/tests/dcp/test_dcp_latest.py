@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import on_ranks, raised
 
 import ringstow
 import ringstow.dcp
@@ -33,13 +34,12 @@ def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
     assert {ringstow.latest(root).path for root in roots} == {expected, str(roots[1] / "step-1")}
 
 
-def older(rank, root):
-    return ringstow.dcp.latest(root, before=2).path, ringstow.dcp.latest(root / "nothing")
-
-
-def test_arguments_and_a_run_without_checkpoints(ranks, tmp_path):
-    save_steps(tmp_path, 1, 2)
-    assert ranks(2).run(older, tmp_path) == [(str(tmp_path / "step-1"), None)] * 2
+@on_ranks(2)
+def test_arguments_and_a_run_without_checkpoints(rank, tmp_path):
+    if rank == 0:
+        save_steps(tmp_path, 1, 2)
+    assert ringstow.dcp.latest(tmp_path, before=2).path == str(tmp_path / "step-1")
+    assert ringstow.dcp.latest(tmp_path / "nothing") is None
 
 
 def newest_seen_late(rank, root, looks):
@@ -76,21 +76,13 @@ def test_all_ranks_raise_if_one_never_sees_the_checkpoint(ranks, tmp_path):
         assert str(tmp_path / "step-1") in said
 
 
-def raised(rank, root):
-    try:
-        ringstow.dcp.latest(root)
-    except ringstow.Error as error:
-        return type(error).__name__, str(error)
-    raise AssertionError("it was found")
-
-
-def test_error_on_rank_0_is_raised_on_every_rank(ranks, tmp_path):
-    save_steps(tmp_path, 1)
-    for shard in (tmp_path / "step-1").glob("*.safetensors"):
-        shard.unlink()
-    one, other = ranks(2).run(raised, tmp_path)
-    assert one == other
-    assert one[0] == "MissingFilesError"
+@on_ranks(2)
+def test_error_on_rank_0_is_raised_on_every_rank(rank, tmp_path):
+    if rank == 0:
+        save_steps(tmp_path, 1)
+        for shard in (tmp_path / "step-1").glob("*.safetensors"):
+            shard.unlink()
+    assert raised(lambda: ringstow.dcp.latest(tmp_path))[0] == "MissingFilesError"
 
 
 def test_rank_checkpoints_are_seen(tmp_path):

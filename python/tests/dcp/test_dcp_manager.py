@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from converted import Evil
-from layouts import HIDDEN, differences, trained, whole
-from ranks import raised
+from layouts import HIDDEN, differences, filled, trained, whole
+from ranks import on_ranks, raised
 from support import flip, shards_of
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import ringstow
+import ringstow.dcp
 from ringstow import CheckpointManager
 from ringstow._manager import _after_save
 from ringstow.distributed import PerRank, _save
@@ -41,9 +43,8 @@ def train(rank, root, layout, staging, options):
         assert manager.restore(into={}) is None
         for step in (1, 2, 3):
             _, _, state = state_of(layout, step, step)
-            handle = manager.save_async(
-                step, state, metrics={"loss": rank + step / 10}, staging=staging
-            )
+            metrics = {"loss": rank + step / 10}
+            handle = manager.save_async(step, state, metrics=metrics, staging=staging)
             handle.wait_staged()
         report = handle.result()
         assert report.path == str(root / "step-00000003")
@@ -53,7 +54,8 @@ def train(rank, root, layout, staging, options):
         assert len(manager.retention_report.kept) == 2
         assert [found.step for found in manager.steps()] == [3, 4]
         assert manager.best("loss", "max").metrics == {"loss": 0.4}
-    return whole(model, optimizer) if rank == 0 else whole(model, optimizer) and None
+    learned = whole(model, optimizer)
+    return learned if rank == 0 else None
 
 
 def resume(rank, root, layout, options):
@@ -62,10 +64,7 @@ def resume(rank, root, layout, options):
         restored = manager.restore(into=state)
         assert (restored.step, restored.state is state, state["step"]) == (4, True, 4)
         assert restored.metrics == {"loss": 0.4}
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-        )
-        return whole(model, optimizer)
+        return filled(model, optimizer, state)
 
 
 @pytest.mark.parametrize("staging", ["guard", "snapshot", "wait"])
@@ -87,35 +86,29 @@ def test_striped_steps(ranks, tmp_path):
     assert [sorted(os.listdir(disk)) for disk in disks] == [["step-00000003", "step-00000004"]] * 2
 
 
-def within_a_group(rank, root):
-    group = dist.new_group([1], backend="gloo")
-    if rank == 0:
-        return None
-    with CheckpointManager(root, group=group) as manager:
-        manager.save_async(5, {"w": torch.ones(3)})
-        into = {"w": torch.zeros(3)}
-        step = manager.restore(into=into).step
-    dist.destroy_process_group(group)  # the caller's: the manager has left it alone
-    return step, into["w"].tolist()
-
-
-def count_groups(rank, root, options):
+@pytest.mark.parametrize("options", [{}, {"nodes": ringstow.Nodes()}])
+@on_ranks(2)
+def test_closing_a_manager_ends_the_groups_that_it_has_made(rank, tmp_path, options):
     groups = dist.distributed_c10d._world.pg_map
     before = len(groups)
-    with CheckpointManager(root / str(rank if options else 0), **options) as manager:
+    with CheckpointManager(tmp_path / str(rank if options else 0), **options) as manager:
         manager.save_async(1, {"w": torch.ones(3)})
         manager.wait()
         assert len(groups) > before
-    return len(groups) - before
+    assert len(groups) == before
 
 
-@pytest.mark.parametrize("options", [{}, {"nodes": ringstow.Nodes()}])
-def test_closing_a_manager_ends_the_groups_that_it_has_made(ranks, tmp_path, options):
-    assert ranks(2).run(count_groups, tmp_path, options) == [0, 0]
-
-
-def test_a_group_of_some_ranks_saves_without_the_others(ranks, tmp_path):
-    assert ranks(2).run(within_a_group, tmp_path) == [None, (5, [1.0] * 3)]
+@on_ranks(2)
+def test_a_group_of_some_ranks_saves_without_the_others(rank, tmp_path):
+    group = dist.new_group([1], backend="gloo")
+    if rank == 0:
+        return
+    with CheckpointManager(tmp_path, group=group) as manager:
+        manager.save_async(5, {"w": torch.ones(3)})
+        into = {"w": torch.zeros(3)}
+        assert manager.restore(into=into).step == 5
+        assert into["w"].eq(1).all()
+    dist.destroy_process_group(group)  # the caller's: the manager has left it alone
 
 
 def shard_of(rank, value):
@@ -143,27 +136,21 @@ def fails_alone(rank, root, moment):
     with CheckpointManager(root, keep=1) as manager:
         manager.save(1, shard_of(rank, 1))
 
-        def fail(*_, **__):
-            raise OSError(28, "No space left on device")
-
-        def no_memory(*_):
-            raise MemoryError("no memory for the copies")
-
-        before = _save._native.start_write_dealt, _save._guard.stage
-        if rank == 1:
-            if moment == "write":
-                _save._native.start_write_dealt = fail
-            elif moment == "stage":
-                _save._guard.stage = no_memory
+        fail, stage = _save._native.start_write_dealt, _save._guard.stage
+        if rank == 1 and moment == "write":
+            fail = Mock(side_effect=OSError(28, "No space left on device"))
+        elif rank == 1 and moment == "stage":
+            stage = Mock(side_effect=MemoryError("no memory for the copies"))
         metrics = {"loss": "low"} if moment == "metrics" and rank == 1 else None
-        try:
+        with (
+            patch.object(_save._native, "start_write_dealt", fail),
+            patch.object(_save._guard, "stage", stage),
+        ):
             errors = [
                 raised(lambda: manager.save_async(2, shard_of(rank, 2), metrics)),
                 raised(manager.wait),
                 raised(manager.wait),
             ]
-        finally:
-            _save._native.start_write_dealt, _save._guard.stage = before
         assert manager.latest().step == 1
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
         optimizer.step()  # waits for no save that has failed
@@ -238,40 +225,29 @@ def test_what_is_no_damage_is_raised_on_all_ranks(ranks, tmp_path):
         assert kind == "MissingFilesError"
 
 
-def needs_into(rank, root):
-    with CheckpointManager(root) as manager:
-        return raised(manager.restore)
+@on_ranks(2)
+def test_ranks_need_a_state_to_restore_into(rank, tmp_path):
+    with (
+        CheckpointManager(tmp_path) as manager,
+        pytest.raises(ringstow.InvalidStateError, match="which says which shards"),
+    ):
+        manager.restore()
 
 
-def test_ranks_need_a_state_to_restore_into(ranks, tmp_path):
-    for kind, text in ranks(2).run(needs_into, tmp_path):
-        assert kind == "InvalidStateError"
-        assert "which says which shards" in text
-
-
-def retention_fails(rank, root):
-    def fail(*_):
-        return None, PermissionError(13, "Permission denied"), []
-
-    real, _after_save.cleared = _after_save.cleared, fail
-    try:
-        with CheckpointManager(root, keep=1) as manager:
+@on_ranks(2)
+def test_retention_that_fails_is_tried_again(rank, tmp_path):
+    fail = Mock(return_value=(None, PermissionError(13, "Permission denied"), []))
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        with patch.object(_after_save, "cleared", fail):
             for step in (1, 2):
                 manager.save_async(step, shard_of(rank, step))
             manager.wait()
-            assert manager.retention_report is None
-            assert (manager.retention_error is not None) == (rank == 0)
-            assert [found.step for found in manager.steps()] == [1, 2]
-            _after_save.cleared = real
-            manager.save_async(3, shard_of(rank, 3))
-            manager.wait()
-            return len(manager.retention_report.removed)
-    finally:
-        _after_save.cleared = real
-
-
-def test_retention_that_fails_is_tried_again(ranks, tmp_path):
-    assert ranks(2).run(retention_fails, tmp_path) == [2, 2]
+        assert manager.retention_report is None
+        assert (manager.retention_error is not None) == (rank == 0)
+        assert [found.step for found in manager.steps()] == [1, 2]
+        manager.save_async(3, shard_of(rank, 3))
+        manager.wait()
+        assert len(manager.retention_report.removed) == 2
 
 
 def block_raises(rank, root):
@@ -293,24 +269,23 @@ def test_a_block_that_raises_on_one_rank_ends_there_and_fails_the_others(ranks, 
     ranks(2).stop()
 
 
-def refused(rank, root):
-    with CheckpointManager(root) as manager:
-        return raised(lambda: manager.save_async(1, {"w": torch.ones(3)}, staging="unguarded"))
+@on_ranks(2)
+def test_unguarded_saves_are_refused(rank, tmp_path):
+    with CheckpointManager(tmp_path) as manager, pytest.raises(ringstow.InvalidStateError):
+        manager.save_async(1, {"w": torch.ones(3)}, staging="unguarded")
 
 
-def test_unguarded_saves_are_refused(ranks, tmp_path):
-    assert [kind for kind, _ in ranks(2).run(refused, tmp_path)] == ["InvalidStateError"] * 2
-
-
-def save_by_torch(rank, root, name, layout):
+def save_by(rank, root, layout, writer=None):
+    """Save a step by torch's own writer or another."""
     model, optimizer, state = state_of(layout, 4, 4)
-    dcp.save(state, checkpoint_id=root / name)
+    dcp.save(state, checkpoint_id=root / "step-4", storage_writer=writer and writer())
     return whole(model, optimizer)
 
 
+@pytest.mark.parametrize("writer", [None, ringstow.dcp.StorageWriter], ids=["torch", "ringstow"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ranks_resume_from_what_torchs_own_writer_left(ranks, tmp_path, layout):
-    saved = ranks(2).run(save_by_torch, tmp_path, "step-4", layout)[0]
+def test_ranks_resume_from_what_a_dcp_writer_left(ranks, tmp_path, layout, writer):
+    saved = ranks(2).run(save_by, tmp_path, layout, writer)[0]
     assert differences(saved, ranks(2).run(first_start, tmp_path, layout)[0]) == []
     assert steps_in(tmp_path) == ["step-00000005", "step-4"]
 
@@ -320,12 +295,10 @@ def first_start(rank, root, layout):
         model, optimizer, state = state_of(layout, 9, 0)
         restored = manager.restore(into=state)
         assert (restored.step, restored.path, state["step"]) == (4, str(root / "step-4"), 4)
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-        )
+        end = filled(model, optimizer, state)
         manager.save(5, state)
         assert manager.restore(into=state).step == 5
-        return whole(model, optimizer)
+        return end
 
 
 def refused_start(rank, root, words):
@@ -342,7 +315,7 @@ def test_ranks_are_told_what_to_do_with_a_file(ranks, tmp_path):
 
 
 def test_ranks_unpickle_nothing_hostile_that_torchs_writer_left(ranks, tmp_path):
-    ranks(2).run(save_by_torch, tmp_path, "step-4", "plain")
+    ranks(2).run(save_by, tmp_path, "plain")
     metadata = pickle.loads((tmp_path / "step-4" / ".metadata").read_bytes())
     metadata.storage_meta = Evil(tmp_path / "mark")
     (tmp_path / "step-4" / ".metadata").write_bytes(pickle.dumps(metadata))
@@ -375,16 +348,13 @@ class Counter:
         assert state["count"] == self.value
 
 
-def keep_objects(rank, root):
-    with CheckpointManager(root) as manager:
+@on_ranks(2)
+def test_objects_with_a_state_dict_and_values_of_each_rank_come_back(rank, tmp_path):
+    with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"object": Counter(rank, 5), "rng": PerRank(rank)})
         into = {"object": Counter(rank, 0), "rng": PerRank(None)}
         manager.restore(into=into)
-        return into["object"].value, into["rng"].value
-
-
-def test_objects_with_a_state_dict_and_values_of_each_rank_come_back(ranks, tmp_path):
-    assert ranks(2).run(keep_objects, tmp_path) == [(5, 0), (5, 1)]
+    assert (into["object"].value, into["rng"].value) == (5, rank)
 
 
 class Fails:
@@ -395,30 +365,16 @@ class Fails:
         pass
 
 
-def fails_to_give_its_state(rank, root):
-    with CheckpointManager(root) as manager:
+@on_ranks(2)
+def test_an_object_without_its_state_on_one_rank_fails_all(rank, tmp_path):
+    with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"object": Counter(rank, 5)})
         state = {"object": Fails() if rank == 1 else Counter(rank, 0)}
-        return [
-            raised(lambda: manager.save(2, state)),
-            raised(lambda: manager.save_async(2, state)),
-            raised(lambda: manager.restore(into=state)),
-        ]
-
-
-def test_an_object_without_its_state_on_one_rank_fails_all(ranks, tmp_path):
-    for said in ranks(2).run(fails_to_give_its_state, tmp_path):
-        assert all("no state here" in text for _, text in said)
+        for call in (
+            lambda: manager.save(2, state),
+            lambda: manager.save_async(2, state),
+            lambda: manager.restore(into=state),
+        ):
+            assert "no state here" in raised(call)[1]
+    dist.barrier()
     assert steps_in(tmp_path) == ["step-00000001"]
-
-
-def save_by_dcp(rank, root, layout):
-    model, optimizer, state = state_of(layout, 4, 4)
-    writer = ringstow.dcp.StorageWriter()
-    dcp.save(state, checkpoint_id=root / "step-4", storage_writer=writer)
-    return whole(model, optimizer)
-
-
-def test_ranks_resume_from_what_ringstows_dcp_writer_left(ranks, tmp_path):
-    saved = ranks(2).run(save_by_dcp, tmp_path, "fsdp2")[0]
-    assert differences(saved, ranks(2).run(first_start, tmp_path, "fsdp2")[0]) == []

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
+from test_dcp_async import background
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch_has import needs_use_collectives
 
@@ -52,23 +54,19 @@ def test_last_note_before_a_save_counts(tmp_path):
 
 @pytest.mark.parametrize("stager", ["snapshot", "stream", "torch's"])
 def test_background_saves_each_get_the_note_of_their_call(tmp_path, stager):
-    writer, options = StorageWriter(), {}
+    writer, chosen = StorageWriter(), None
     if stager != "snapshot":
         if "async_stager" not in inspect.signature(dcp.async_save).parameters:
             pytest.skip("this torch's async_save has no async_stager")
         other = BlockingAsyncStager(cache_staged_state_dict=False)
-        options = {"async_stager": writer.stager() if stager == "stream" else other}
+        chosen = writer.stager() if stager == "stream" else other
     uploads = []
     for step in range(4):
         if step != 2:
             writer.note(step=step, metrics={"loss": float(step)})
-        response = dcp.async_save(
-            STATE, checkpoint_id=tmp_path / f"s{step}x", storage_writer=writer, **options
-        )
-        upload = getattr(response, "upload_completion", response)
-        uploads.append(upload)
+        uploads.append(background(STATE, tmp_path / f"s{step}x", writer, chosen)[1])
         if stager == "torch's":  # it does not say whose state it staged
-            upload.result(SECONDS)
+            uploads[-1].result(SECONDS)
     for upload in uploads:
         upload.result(SECONDS)
     assert noted(tmp_path) == [(step, {"loss": float(step)}) for step in (0, 1, 3)]
@@ -99,19 +97,15 @@ def test_wrong_note_is_refused_at_the_call(tmp_path):
     assert ringstow.latest(tmp_path).path == str(tmp_path / "a")
 
 
-def note_on_each_rank(rank, root):
+@needs_use_collectives
+@on_ranks(2)
+def test_coordinators_note_counts(rank, tmp_path):
     writer = StorageWriter()
     state = {"own": torch.full((10,), float(rank))}
-    writer.note(step=1, metrics={"rank": rank})
-    dcp.save(state, checkpoint_id=root / "ax", storage_writer=writer, use_collectives=False)
-    dist.barrier()
-    writer.note(step=2, metrics={"rank": rank})
-    dcp.save(state, checkpoint_id=root / "bx", storage_writer=writer)
-
-
-@needs_use_collectives
-def test_coordinators_note_counts(ranks, tmp_path):
-    ranks(2).run(note_on_each_rank, tmp_path)
+    for step, name, options in ((1, "ax", {"use_collectives": False}), (2, "bx", {})):
+        writer.note(step=step, metrics={"rank": rank})
+        dcp.save(state, checkpoint_id=tmp_path / name, storage_writer=writer, **options)
+        dist.barrier()
     assert noted(tmp_path) == [(1, {"rank": 0.0}), (2, {"rank": 0.0})]
     with ringstow.open(tmp_path / "ax" / "rank00001") as checkpoint:
         assert checkpoint.info.metrics == {"rank": 1.0}

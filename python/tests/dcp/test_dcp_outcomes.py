@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import pickle
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support import flip
 from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
@@ -39,10 +41,8 @@ def test_write_and_read_of_a_rank_are_reported(heard, caplog, at):
     writer, reader = ringstow.dcp.StorageWriter(), ringstow.dcp.StorageReader()
     dcp.save(state(), checkpoint_id=at / "c", storage_writer=writer, no_dist=True)
     dcp.load(state(), checkpoint_id=at / "c", storage_reader=reader, no_dist=True)
-    assert lines(caplog) == [
-        _formatting.of_save(writer.report, "rank 0"),
-        _formatting.of_load(reader.report),
-    ]
+    said = _formatting.of_save(writer.report, "rank 0"), _formatting.of_load(reader.report)
+    assert lines(caplog) == list(said)
     assert [(one.kind, one.report) for one in heard] == [
         ("save", writer.report),
         ("load", reader.report),
@@ -51,9 +51,7 @@ def test_write_and_read_of_a_rank_are_reported(heard, caplog, at):
 
 
 def test_failed_write_and_commit_are_failures(heard, at, monkeypatch):
-    def full(*_):
-        raise OSError(28, "full")
-
+    full = Mock(side_effect=OSError(28, "full"))
     for place, function in ((_native, "start_write"), (_saves_in_progress.Save, "commit")):
         writer = ringstow.dcp.StorageWriter()
         with monkeypatch.context() as patch:
@@ -69,9 +67,7 @@ def test_damage_is_a_failed_load(heard, at):
     writer, reader = ringstow.dcp.StorageWriter(), ringstow.dcp.StorageReader()
     dcp.save(state(), checkpoint_id=at / "c", storage_writer=writer, no_dist=True)
     (shard,) = (at / "c").glob("*.safetensors")
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip(shard, -1)
     with pytest.raises(CheckpointException):
         dcp.load(state(), checkpoint_id=at / "c", storage_reader=reader, no_dist=True)
     _done_callbacks.flush()

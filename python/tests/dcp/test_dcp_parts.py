@@ -169,18 +169,11 @@ def test_dtype_unknown_to_torch_is_skipped_and_logged(caplog):
 
 
 def fill(target, name="a", dest=(0,), offsets=None, dtype=torch.float32):
-    index = MetadataIndex(name, dest)
-    lengths = target.shape
-    item = ReadItem(
-        LoadItemType.TENSOR,
-        index,
-        torch.Size(offsets or [0] * target.dim()),
-        index,
-        torch.Size([0] * target.dim()),
-        lengths,
-    )
-    entry = Entry(name, "F32", tuple(lengths), False, [])
-    return _targets.Fill(item, entry, 0, (0,) * target.dim(), target, dtype)
+    index, zero = MetadataIndex(name, dest), [0] * target.dim()
+    begin, at = torch.Size(offsets or zero), torch.Size(zero)
+    item = ReadItem(LoadItemType.TENSOR, index, begin, index, at, target.shape)
+    entry = Entry(name, "F32", tuple(target.shape), False, [])
+    return _targets.Fill(item, entry, 0, tuple(zero), target, dtype)
 
 
 def test_columns_of_a_tensor_are_read_in_place():
@@ -222,10 +215,7 @@ def test_targets_that_cannot_take_bytes_are_copied(target):
     assert _targets.split([one := fill(target)]) == ([], [one])
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12),
-    st.integers(4, 64),
-)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12), st.integers(4, 64))
 def test_batches_cover_every_element_once_and_stay_small(shapes, limit):
     targets = [torch.zeros(shape) for shape in shapes]
     fills = [fill(target, str(n)) for n, target in enumerate(targets) if target.numel()]

@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ranks import on_ranks
 from support import assert_same, litter, manifest_of
+from test_dcp_async import background
 from test_dcp_writer import Failing
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -24,7 +26,6 @@ from torch_has import (
     needs_no_dist,
     needs_plan_caching,
     needs_use_collectives,
-    stager_option,
 )
 
 import ringstow
@@ -125,15 +126,12 @@ def test_another_number_of_ranks_loads_them(world_size, ranks, tmp_path):
     ranks(world_size).run(_load_only, tmp_path)
 
 
-def test_tree_includes_keys_of_other_ranks(ranks, tmp_path):
-    ranks(2).run(_own_keys, tmp_path)
-    tree = manifest_of(tmp_path)["state"]
-    assert set(tree["by rank"]) == {"0", "1"}
-
-
-def _own_keys(rank, path):
-    save({"by rank": {str(rank): torch.full((3,), float(rank))}}, path)
-    check(path, {"by rank": {str(rank): torch.full((3,), float(rank))}})
+@on_ranks(2)
+def test_tree_includes_keys_of_other_ranks(rank, tmp_path):
+    state = {"by rank": {str(rank): torch.full((3,), float(rank))}}
+    save(state, tmp_path)
+    check(tmp_path, state)
+    assert set(manifest_of(tmp_path)["state"]["by rank"]) == {"0", "1"}
 
 
 class FailingOn(Failing):
@@ -141,50 +139,44 @@ class FailingOn(Failing):
         super().__init__(moment if dist.get_rank() == rank else "never")
 
 
-def _one_fails(rank, path, bad, moment):
-    writer = StorageWriter()
-    state = shards()
-    save(state, path, writer=writer)
-    broken = shards(fill=9.0)
-    errors = failure(lambda: save(broken, path, writer=writer, planner=FailingOn(bad, moment)))
-    assert list(errors) == [bad]
-    assert f"failed in {moment}" in str(errors[bad])
-    check(path, state)  # the group works, and the earlier checkpoint is intact
-    save(broken, path, writer=writer)
-    check(path, broken)
-    return type(errors[bad]).__name__
-
-
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize("moment", ["create_local_plan", "finish_plan", "resolve_data"])
-def test_failure_on_one_rank_fails_on_all(bad, moment, ranks, tmp_path):
-    kinds = ranks(2).run(_one_fails, tmp_path, bad, moment)
-    assert set(kinds) == {"InvalidStateError" if moment == "resolve_data" else "RuntimeError"}
+@on_ranks(2)
+def test_failure_on_one_rank_fails_on_all(rank, tmp_path, bad, moment):
+    writer = StorageWriter()
+    state = shards()
+    save(state, tmp_path, writer=writer)
+    broken = shards(fill=9.0)
+    errors = failure(lambda: save(broken, tmp_path, writer=writer, planner=FailingOn(bad, moment)))
+    assert list(errors) == [bad]
+    assert f"failed in {moment}" in str(errors[bad])
+    check(tmp_path, state)  # the group works, and the earlier checkpoint is intact
+    save(broken, tmp_path, writer=writer)
+    check(tmp_path, broken)
+    kind = "InvalidStateError" if moment == "resolve_data" else "RuntimeError"
+    assert type(errors[bad]).__name__ == kind
+    dist.barrier()
     assert litter(tmp_path) == [".metadata"]
 
 
-def _full_disk(rank, path, bad):
+@pytest.mark.parametrize("bad", [0, 1])
+@on_ranks(2)
+def test_full_disk_on_one_rank_fails_every_rank(rank, tmp_path, bad):
     writer = StorageWriter()
-    save({"a": torch.ones(3)}, path, writer=writer)
+    save({"a": torch.ones(3)}, tmp_path, writer=writer)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == bad:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         state = {str(n): torch.ones(1 << 20) for n in range(2)}
-        errors = failure(lambda: save(state, path, writer=writer))
+        errors = failure(lambda: save(state, tmp_path, writer=writer))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert all(type(errors[rank]) is StoppedError for rank in set(errors) - {bad})
-    check(path, {"a": torch.ones(3)})
-    save(state, path, writer=writer)
-    check(path, state)
-    return type(errors[bad]), errors[bad].errno
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_full_disk_on_one_rank_fails_every_rank(bad, ranks, tmp_path):
-    found = ranks(2).run(_full_disk, tmp_path, bad)
-    assert found == [(OSError, 27)] * 2
+    check(tmp_path, {"a": torch.ones(3)})
+    save(state, tmp_path, writer=writer)
+    check(tmp_path, state)
+    assert (type(errors[bad]), errors[bad].errno) == (OSError, 27)
 
 
 @on_ranks(2)
@@ -209,17 +201,11 @@ def test_background_saves_keep_the_values_of_the_call(rank, tmp_path, how):
     for step in (1.0, 2.0):
         state = shards(fill=step)
         expected = local(state)
-        found = dcp.async_save(
-            state,
-            checkpoint_id=tmp_path / str(step),
-            storage_writer=writer,
-            **stager_option(stager),
-            process_group=group,
+        staging, upload = background(
+            state, tmp_path / str(step), writer, stager, process_group=group
         )
-        upload = found
         if how == "streaming":
-            found.staging_completion.result(SECONDS)
-            upload = found.upload_completion
+            staging.result(SECONDS)
         for tensor in state.values():
             if isinstance(tensor, torch.Tensor):
                 tensor.zero_()
@@ -238,24 +224,14 @@ def test_background_failure_on_one_rank_fails_on_all(rank, tmp_path, how):
     writer = StorageWriter()
     stager = writer.stager() if how == "streaming" else None
 
-    def start(planner=None):
-        return dcp.async_save(
-            shards(),
-            checkpoint_id=tmp_path,
-            storage_writer=writer,
-            **stager_option(stager),
-            process_group=group,
-            planner=planner,
-        )
-
-    found = start(FailingOn(1, "finish_plan"))
+    options = {"process_group": group}
+    planner = FailingOn(1, "finish_plan")
+    staging, upload = background(shards(), tmp_path, writer, stager, planner=planner, **options)
     if how == "streaming":
-        staging = found.staging_completion.exception(SECONDS)
-        assert (staging is None) == (rank == 0)  # rank 0 staged its part before rank 1 failed
-        found = found.upload_completion
-    assert list(found.exception(SECONDS).failures) == [1]
-    found = start()
-    (found.upload_completion if how == "streaming" else found).result(SECONDS)
+        # Rank 0 staged its part before rank 1 failed.
+        assert (staging.exception(SECONDS) is None) == (rank == 0)
+    assert list(upload.exception(SECONDS).failures) == [1]
+    background(shards(), tmp_path, writer, stager, **options)[1].result(SECONDS)
     check(tmp_path, shards())
 
 
@@ -267,69 +243,42 @@ def test_async_save_in_a_process_works(rank, tmp_path):
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     writer = StorageWriter()
+    options = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
     try:
         for step in (1.0, 2.0):
             state = {"a": torch.full((1000,), step), "n": step}
-            dcp.async_save(
-                state,
-                checkpoint_id=tmp_path / str(step),
-                storage_writer=writer,
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-            ).result(SECONDS)
-        found = dcp.async_save(
-            state,
-            checkpoint_id="s3://no/path",
-            storage_writer=writer,
-            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-        )
-        error = found.exception(SECONDS)
-        assert "is not a path" in str(error)
-        found = dcp.async_save(
-            state,
-            checkpoint_id=tmp_path / "live",
-            storage_writer=writer,
-            async_stager=writer.stager(),
-            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-        )
-        found.staging_completion.result(SECONDS)
-        found.upload_completion.result(SECONDS)
+            background(state, tmp_path / str(step), writer, **options)[1].result(SECONDS)
+        _, upload = background(state, "s3://no/path", writer, **options)
+        assert "is not a path" in str(upload.exception(SECONDS))
+        for future in background(state, tmp_path / "live", writer, writer.stager(), **options):
+            future.result(SECONDS)
     finally:
         executor._CHECKPOINT_PROCESS = None  # ends the process
     for name, step in (("1.0", 1.0), ("2.0", 2.0), ("live", 2.0)):
         check(tmp_path / name, {"a": torch.full((1000,), step), "n": step})
 
 
-def _without_collectives(rank, path):
+@needs_use_collectives
+@on_ranks(2)
+def test_each_rank_has_a_checkpoint_without_collectives(rank, tmp_path):
     state = {"own": torch.full((4,), float(rank)), "n": rank}
     for _ in range(2):
-        save(state, path, use_collectives=False)
-    check(path, state)
-
-
-@needs_use_collectives
-def test_each_rank_has_a_checkpoint_without_collectives(ranks, tmp_path):
-    ranks(2).run(_without_collectives, tmp_path)
+        save(state, tmp_path, use_collectives=False)
+    check(tmp_path, state)
+    dist.barrier()
     assert sorted(os.listdir(tmp_path)) == ["rank00000", "rank00001"]
-    for rank in range(2):
-        state = {"own": torch.full((4,), float(rank)), "n": rank}
-        target = {"own": torch.zeros(4), "n": None}
-        reader = StorageReader(tmp_path / f"rank0000{rank}")
-        dcp.load(target, storage_reader=reader)
-        assert_same(target, state)
+    check(tmp_path / f"rank0000{rank}", state, no_dist=True)
 
 
-def _a_part_of_the_group(rank, path):
+@on_ranks(3)
+def test_subgroup_of_ranks_saves(rank, tmp_path):
     group = dist.new_group([1, 2], backend="gloo")
     if rank:
         state = {str(rank): torch.full((3,), float(rank)), "both": torch.ones(2)}
-        save(state, path, process_group=group)
-        check(path, state, process_group=group)
+        save(state, tmp_path, process_group=group)
+        check(tmp_path, state, process_group=group)
+        assert manifest_of(tmp_path)["world_size"] == 2
     dist.barrier()
-
-
-def test_subgroup_of_ranks_saves(ranks, tmp_path):
-    ranks(3).run(_a_part_of_the_group, tmp_path)
-    assert manifest_of(tmp_path)["world_size"] == 2
 
 
 class OlderWriter(StorageWriter):
@@ -357,32 +306,27 @@ def test_without_distribution_each_process_saves_for_itself(rank, tmp_path):
     check(tmp_path / str(rank), state, no_dist=True)
 
 
-def _other_coordinator(rank, path):
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@on_ranks(2)
+def test_another_rank_than_the_first_coordinates(rank, tmp_path):
     from torch.distributed.checkpoint.state_dict_loader import load_state_dict
     from torch.distributed.checkpoint.state_dict_saver import save_state_dict
 
     for fill in (1.0, 2.0):  # the second replaces the first
         state = {key: value for key, value in shards(fill).items() if key != "n"}  # no nesting here
-        save_state_dict(state, StorageWriter(path), coordinator_rank=1)
+        save_state_dict(state, StorageWriter(tmp_path), coordinator_rank=1)
         found = zeros_like(state)
-        load_state_dict(found, StorageReader(path, broadcast=True), coordinator_rank=1)
+        load_state_dict(found, StorageReader(tmp_path, broadcast=True), coordinator_rank=1)
         assert_same(local(found), local(state))
-    check(path, state)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_another_rank_than_the_first_coordinates(ranks, tmp_path):
-    ranks(2).run(_other_coordinator, tmp_path)
+    check(tmp_path, state)
+    dist.barrier()
     assert litter(tmp_path) == [".metadata"]
 
 
 @needs_plan_caching
 @on_ranks(2)
 def test_cached_plans_save_current_values(rank, tmp_path):
-    writer = StorageWriter()
-
-    def planner():
-        return DefaultSavePlanner(enable_plan_caching=True)
+    writer, planner = StorageWriter(), partial(DefaultSavePlanner, enable_plan_caching=True)
 
     try:
         for step in (1.0, 2.0, 3.0):
@@ -401,47 +345,33 @@ def test_cached_plans_save_current_values(rank, tmp_path):
             getattr(dcp.SavePlanner, cache).clear()
 
 
-def _several_shards(rank, path):
-    import warnings
-
+@on_ranks(2)
+def test_several_shards_of_a_tensor_on_one_rank(rank, tmp_path):
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
-    warnings.simplefilter("ignore")
-    placements = [f"rank:{n % 2}/cpu" for n in range(4)]
-    spec = ChunkShardingSpec(dim=0, placements=placements)
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{n % 2}/cpu" for n in range(4)])
     whole = torch.arange(21.0).reshape(7, 3)
 
-    def make():
-        return sharded_tensor.zeros(spec, 7, 3)
-
-    tensor = make()
-    for shard in tensor.local_shards():
+    def part_of(shard):
         start = shard.metadata.shard_offsets[0]
-        shard.tensor.copy_(whole[start : start + shard.metadata.shard_sizes[0]])
-    writer = StorageWriter()
-    found = dcp.async_save(
-        {"a": tensor},
-        checkpoint_id=path,
-        storage_writer=writer,
-        process_group=dist.new_group(backend="gloo"),
-    )
+        return whole[start : start + shard.metadata.shard_sizes[0]]
+
+    tensor, loaded = (sharded_tensor.zeros(spec, 7, 3) for _ in range(2))
+    assert len(tensor.local_shards()) == 2
+    for shard in tensor.local_shards():
+        shard.tensor.copy_(part_of(shard))
+    group = dist.new_group(backend="gloo")
+    _, upload = background({"a": tensor}, tmp_path, StorageWriter(), process_group=group)
     for shard in tensor.local_shards():
         shard.tensor.zero_()
-    found.result(SECONDS)
-    state = {"a": make()}
-    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader())
-    for shard in state["a"].local_shards():
-        start = shard.metadata.shard_offsets[0]
-        assert_same(shard.tensor, whole[start : start + shard.metadata.shard_sizes[0]])
+    upload.result(SECONDS)
+    dcp.load({"a": loaded}, checkpoint_id=tmp_path, storage_reader=StorageReader())
+    for shard in loaded.local_shards():
+        assert_same(shard.tensor, part_of(shard))
     target = {"a": torch.zeros(7, 3)}
-    dcp.load(target, checkpoint_id=path, storage_reader=StorageReader())
+    dcp.load(target, checkpoint_id=tmp_path, storage_reader=StorageReader())
     assert_same(target["a"], whole)
-    return len(tensor.local_shards())
-
-
-def test_several_shards_of_a_tensor_on_one_rank(ranks, tmp_path):
-    assert ranks(2).run(_several_shards, tmp_path) == [2, 2]
 
 
 @on_ranks(2)
@@ -450,11 +380,8 @@ def test_mismatch_on_one_rank_fails_every_rank(rank, tmp_path):
 
     save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path)
     target = {"a": torch.zeros(3 if rank else 2), "b": torch.zeros(2)}
-    errors = failure(
-        lambda: dcp.load(
-            target, checkpoint_id=tmp_path, storage_reader=StorageReader(), planner=LoadPlanner()
-        )
-    )
+    options = {"storage_reader": StorageReader(), "planner": LoadPlanner()}
+    errors = failure(lambda: dcp.load(target, checkpoint_id=tmp_path, **options))
     assert list(errors) == [1]
     assert errors[1].mismatched == ["a is [3] here and [2] in the checkpoint"]
 

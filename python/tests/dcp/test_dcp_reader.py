@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from states import load
-from support import assert_same, reseal, shards_of
+from support import assert_same, flip, reseal, shards_of
 from test_dcp_writer import cause
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -86,11 +86,8 @@ def test_copied_tensors_are_copied_in_small_batches(saved, monkeypatch):
         return tensor
 
     monkeypatch.setattr(torch, "empty", counting)
-    fetch(
-        targets,
-        path,
-        StorageReader(config=ringstow.Config(pool_bytes=4 << 20, block_bytes=1 << 20)),
-    )
+    config = ringstow.Config(pool_bytes=4 << 20, block_bytes=1 << 20)
+    fetch(targets, path, StorageReader(config=config))
     assert max(sizes) <= 4 << 20
     assert_same(targets["a"], values.to(torch.float64))
     assert_same(targets["b"], values)
@@ -236,9 +233,7 @@ def test_a_missing_checkpoint_is_logged_once(tmp_path, caplog):
 
 def test_stock_checkpoint_is_not_said_to_have_been_removed(tmp_path):
     """Regression: the error ended with "no checkpoint was saved there, or it was removed"."""
-    dcp.save(
-        {"a": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=dcp.FileSystemWriter(tmp_path)
-    )
+    dcp.save({"a": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(tmp_path))
     with pytest.raises(FileNotFoundError, match="no rank00003 either.*use_collectives") as caught:
         StorageReader(tmp_path).read_metadata(rank=3)
     assert caught.value.filename == str(tmp_path)
@@ -261,10 +256,7 @@ def test_the_mark_is_never_read(saved):
 
 def test_damage_is_found_unless_verify_is_off(saved):
     path = saved({"a": torch.ones(5000)})
-    shard = shards_of(path)[0]
-    raw = bytearray(shard.read_bytes())
-    raw[-1] ^= 1
-    shard.write_bytes(raw)
+    flip(shards_of(path)[0], -1)
     with pytest.raises(CheckpointException) as caught:
         fetch({"a": torch.zeros(5000)}, path)
     assert type(cause(caught)) is ringstow.CorruptCheckpointError

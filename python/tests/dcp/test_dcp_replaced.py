@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from test_dcp_ranks import failure
 from test_dcp_writer import cause
 from torch.distributed.checkpoint.api import CheckpointException
@@ -41,7 +42,14 @@ class BeforeTheRead(StorageReader):
         return super().read_data(*args, **kwargs)
 
 
-def _between_the_ranks(rank, path, broadcast):
+@pytest.mark.parametrize("broadcast", [None, True])
+@on_ranks(2)
+def test_ranks_that_opened_different_saves_load_none(rank, tmp_path, broadcast):
+    path = tmp_path / "last"
+    if rank == 0:
+        save(1, path)
+        os.utime(path / "manifest.json", (1, 1))  # otherwise rank 1 refuses to replace it
+    dist.barrier()
     state = {"a": torch.zeros(4)}
     reader = BetweenTheRanks(broadcast=broadcast)
     errors = failure(lambda: dcp.load(state, checkpoint_id=path, storage_reader=reader))
@@ -52,21 +60,13 @@ def _between_the_ranks(rank, path, broadcast):
     assert (state["a"] == 2).all()
 
 
-@pytest.mark.parametrize("broadcast", [None, True])
-def test_ranks_that_opened_different_saves_load_none(ranks, tmp_path, broadcast):
-    save(1, tmp_path / "last")
-    os.utime(tmp_path / "last" / "manifest.json", (1, 1))  # otherwise rank 1 refuses to replace it
-    ranks(2).run(_between_the_ranks, tmp_path / "last", broadcast)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("verify", [True, False])
 def test_checkpoint_replaced_after_planning_is_not_read(tmp_path, verify):
     save(1, tmp_path / "last")
     state = {"a": torch.zeros(4)}
+    options = {"checkpoint_id": tmp_path / "last", "storage_reader": BeforeTheRead(verify=verify)}
     with pytest.raises(CheckpointException) as caught:
-        dcp.load(
-            state, checkpoint_id=tmp_path / "last", storage_reader=BeforeTheRead(verify=verify)
-        )
+        dcp.load(state, **options)
     assert isinstance(cause(caught), ringstow.ReplacedCheckpointError)
     assert (state["a"] == 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import random
 
@@ -45,11 +46,6 @@ def mixed_state(rank, layout, value=7):
     }
 
 
-def plan_layouts(rank, names):
-    for name in names:
-        assert is_as_torch(mixed_state(rank, name)) > 3
-
-
 @pytest.mark.parametrize(
     ("world_size", "names"),
     [
@@ -58,19 +54,19 @@ def plan_layouts(rank, names):
         (4, ["fsdp1", "hsdp", "fsdp2_tp"]),
     ],
 )
-def test_plans_and_metadata_are_those_of_torchs_planner(ranks, world_size, names):
-    ranks(world_size).run(plan_layouts, names)
+@on_ranks()
+def test_plans_and_metadata_are_those_of_torchs_planner(rank, world_size, names):
+    for name in names:
+        assert is_as_torch(mixed_state(rank, name)) > 3
 
 
 @on_ranks(2)
 def test_options_mean_what_they_mean_to_torch(rank):
     flat = {"same": torch.ones(4), "n": rank, f"own {rank}": torch.ones(rank + 1), 3: 4}
     for lowest in (False, True):
-        is_as_torch(mixed_state(rank, "fsdp2"), arguments={"dedup_save_to_lowest_rank": lowest})
-        is_as_torch(
-            flat,
-            arguments={"flatten_state_dict": False, "dedup_save_to_lowest_rank": lowest},
-        )
+        only = {"dedup_save_to_lowest_rank": lowest}
+        is_as_torch(mixed_state(rank, "fsdp2"), arguments=only)
+        is_as_torch(flat, arguments={"flatten_state_dict": False, **only})
     is_as_torch(mixed_state(rank, "fsdp2"), arguments={"flatten_sharded_tensors": False})
     is_as_torch(mixed_state(rank, "fsdp2"), arguments={"dedup_replicated_tensors": True})
     is_as_torch(flat | {"lone": {"x": 1}}, use_collectives=False)
@@ -80,18 +76,15 @@ def test_options_mean_what_they_mean_to_torch(rank):
 def sharded_tensors(rank):
     """Return ShardedTensors: of one shard, of two, and without a local shard."""
     rows = torch.arange(8.0).reshape(2, 4) + rank
-    place = f"rank:{rank}/cpu"
     one = [LocalShard.from_tensor_and_offsets(rows, [2 * rank, 0], rank)]
     two = [
         LocalShard.from_tensor_and_offsets(rows[:1].clone(), [rank, 0], rank),
         LocalShard.from_tensor_and_offsets(rows[1:].clone(), [2 + rank, 0], rank),
     ]
-    lone = one if rank == 0 else []
-    assert place
     return {
         "one": init_from_local_shards(one, 4, 4),
         "two": init_from_local_shards(two, 4, 4),
-        "lone": init_from_local_shards(lone, 2, 4),
+        "lone": init_from_local_shards(one if rank == 0 else [], 2, 4),
     }
 
 
@@ -126,9 +119,11 @@ def random_state(seed, rank, mesh):
     return state
 
 
-def plan_random_states(rank, seeds):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for seed in seeds:
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@on_ranks()
+def test_any_state_is_planned_as_by_torch_however_it_changes(rank, world_size):
+    mesh = init_device_mesh("cpu", (world_size,))
+    for seed in range(12 if world_size == 4 else 25):
         state = random_state(seed, rank, mesh)
         # The other rank's structure changes as well, or does not.
         changed = state | ({"more": torch.ones(2)} if (seed + rank) % 3 == 0 else {})
@@ -145,11 +140,6 @@ def plan_random_states(rank, seeds):
             assert planned(one, SavePlanner()) == expected[expectation], (seed, expectation)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_any_state_is_planned_as_by_torch_however_it_changes(ranks, world_size):
-    ranks(world_size).run(plan_random_states, range(12 if world_size == 4 else 25))
-
-
 @on_ranks(2)
 def test_ranks_may_use_different_planners(rank):
     state = mixed_state(rank, "fsdp2")
@@ -164,10 +154,11 @@ def test_ranks_may_use_different_planners(rank):
 # With storage.
 
 
-def save_both(rank, path):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    writer = StorageWriter()
-    for step, name in enumerate(("first", "later", "last")):
+@on_ranks(2)
+def test_saves_of_both_writers_load_with_torchs_planner(rank, tmp_path):
+    mesh, writer = init_device_mesh("cpu", (2,)), StorageWriter()
+    for step in range(3):
+        paths = tmp_path / f"{step}", tmp_path / f"stock {step}"
         local = torch.arange(8.0).reshape(2, 4) + 10 * rank + 100 * step
         state = {
             "t": DTensor.from_local(local, mesh, [Shard(0)]),
@@ -175,20 +166,15 @@ def save_both(rank, path):
             "step": step,
         }
         planner = SavePlanner()
-        metadata = dcp.save(
-            state, checkpoint_id=f"{path}/{name}", storage_writer=writer, planner=planner
-        )
-        stock = dcp.save(
-            state, storage_writer=dcp.FileSystemWriter(f"{path}/stock {name}"), planner=planner
+        metadata, stock = (
+            dcp.save(state, checkpoint_id=path, storage_writer=one, planner=planner)
+            for path, one in zip(paths, (writer, dcp.FileSystemWriter(paths[1])), strict=True)
         )
         assert metadata.state_dict_metadata == stock.state_dict_metadata
         assert metadata.planner_data == stock.planner_data
         for one in (metadata, stock):  # a program that keeps it needs no ringstow to load it
             assert b"ringstow.dcp" not in pickle.dumps(one)
-        for reader in (
-            StorageReader(f"{path}/{name}"),
-            dcp.FileSystemReader(f"{path}/stock {name}"),
-        ):
+        for reader in (StorageReader(paths[0]), dcp.FileSystemReader(paths[1])):
             target = {
                 "t": DTensor.from_local(torch.zeros(2, 4), mesh, [Shard(0)]),
                 "odd": {"a.b": [torch.zeros(2), {"c": None}]},
@@ -198,15 +184,8 @@ def save_both(rank, path):
             assert torch.equal(target["t"].to_local(), local)
             assert differences(target["odd"], state["odd"]) == []
             assert target["step"] == step
-    dist.barrier()
-
-
-def test_saves_of_both_writers_load_with_torchs_planner(ranks, tmp_path):
-    ranks(2).run(save_both, tmp_path)
-    for name in ("first", "later", "last"):
-        assert ringstow.load(str(tmp_path / name))["odd"]["a.b"][0].shape == (2,)
-        # A reader that unpickles only what torch's writer pickles.
-        assert ringstow.load(str(tmp_path / f"stock {name}"))["odd"]["a.b"][0].shape == (2,)
+        for path in paths:  # of stock files it unpickles only what torch's writer pickles
+            assert ringstow.load(path)["odd"]["a.b"][0].shape == (2,)
 
 
 # Classes that derive from the planner.
@@ -235,13 +214,9 @@ class Halved:
 
 class Extra:
     def create_local_plan(self):
-        import dataclasses
-
         return dataclasses.replace(super().create_local_plan(), planner_data={"of": "rank"})
 
     def create_global_plan(self, all_plans):
-        import dataclasses
-
         plans, metadata = super().create_global_plan(all_plans)
         data = {key: value for plan in plans for key, value in plan.planner_data.items()}
         return plans, dataclasses.replace(metadata, planner_data=data)
@@ -262,7 +237,8 @@ class Deduped:
         return super()._dedup_save_plans(all_plans)
 
 
-def derive(rank):
+@on_ranks(2)
+def test_derived_classes_plan_as_they_do_over_torchs_planner(rank):
     state = {"half": torch.ones(4), "other": torch.ones(4), "n": 1}
     for mixin in (Renamed, Halved, Extra, Looked, Deduped):
         ours = type(f"Our{mixin.__name__}", (mixin, SavePlanner), {})
@@ -275,10 +251,6 @@ def derive(rank):
         for hook in ("looked", "calls"):
             assert getattr(planner, hook, None) == getattr(twin, hook, None)
         is_as_torch(state)  # what a class changes in place is not in the next plan of another
-
-
-def test_derived_classes_plan_as_they_do_over_torchs_planner(ranks):
-    ranks(2).run(derive)
 
 
 def test_planner_pickles_without_its_memory():
@@ -295,6 +267,5 @@ def test_enable_plan_caching_is_refused():
 def test_torch_has_what_the_planner_checks_for():
     """Regression guard: torch has renamed a step that a class can override."""
     for name in ("_create_global_plan", "_dedup_save_plans"):
-        assert hasattr(DefaultSavePlanner, name) or "_create_global_plan" not in vars(
-            DefaultSavePlanner
-        )
+        checked = "_create_global_plan" in vars(DefaultSavePlanner)
+        assert hasattr(DefaultSavePlanner, name) or not checked

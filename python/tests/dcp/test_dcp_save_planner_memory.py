@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from planned import Recorder, is_as_torch, planned
 from ranks import on_ranks
+from test_dcp_async import background
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,43 +27,32 @@ def many(mesh, count=300):
     return {"m": {f"layer.{n}": DTensor.from_local(one, mesh, [Shard(0)]) for n in range(count)}}
 
 
-def count_bytes(rank):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    state, writer = many(mesh), Recorder()
+@on_ranks(2)
+def test_unchanged_plans_do_not_travel(rank):
+    state, writer = many(init_device_mesh("cpu", (2,))), Recorder()
     sizes = []
     for planner in (DefaultSavePlanner(), SavePlanner(), SavePlanner(), SavePlanner()):
         planned(state, planner, writer)
         sizes.append((writer.sent, writer.answered))
-    return sizes
-
-
-def test_unchanged_plans_do_not_travel(ranks):
-    torchs, first, *later = ranks(2).run(count_bytes)[0]
-    for n in range(2):
+    torchs, first, *later = sizes
+    for n in range(2 if rank == 0 else 0):
         assert first[n] < torchs[n] / 4
         assert all(one[n] < 1000 for one in later)
 
 
-def change_on_one(rank, changing):
-    """Change the structure of one rank alone."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    state, writer = many(mesh), Recorder()
+@pytest.mark.parametrize("changing", [0, 1])
+@on_ranks(2)
+def test_change_on_one_rank_changes_the_plan_of_all(rank, changing):
+    state, writer = many(init_device_mesh("cpu", (2,))), Recorder()
     planned(state, SavePlanner(), writer)
     if rank == changing:
         state["more"] = torch.ones(5)
     expected = planned(state, DefaultSavePlanner())
     assert planned(state, SavePlanner(), writer) == expected
-    sent = writer.sent
+    assert (writer.sent > 1000) == (rank == changing)
     assert planned(state, SavePlanner(), writer) == expected
-    return sent, writer.sent
-
-
-@pytest.mark.parametrize("changing", [0, 1])
-def test_change_on_one_rank_changes_the_plan_of_all(ranks, changing):
-    sizes = ranks(2).run(change_on_one, changing)
-    (kept, _), (changed, again) = sizes[1 - changing], sizes[changing]
-    assert kept < 1000 < changed
-    assert again < 1000
+    if rank == changing:
+        assert writer.sent < 1000
 
 
 @on_ranks(2)
@@ -86,8 +76,20 @@ def test_every_change_of_a_value_is_seen(rank):
         is_as_torch({"one": value, "two": torch.ones(1)})
 
 
-def fail_and_go_on(rank, step, on_rank):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+@pytest.mark.parametrize(
+    ("step", "on_rank"),
+    [
+        ("prepare_local_plan", 0),
+        ("prepare_local_plan", 1),
+        ("prepare_global_plan", 0),
+        ("write_data", 0),
+        ("write_data", 1),
+        ("finish", 0),
+    ],
+)
+@on_ranks(2)
+def test_failed_save_leaves_no_plan_that_only_some_ranks_believe(rank, step, on_rank):
+    mesh = init_device_mesh("cpu", (2,))
     state, writer = many(mesh, 20), Recorder()
     group = {"process_group": dist.new_group()}  # one that remembers nothing
     planned(state, SavePlanner(), writer, **group)
@@ -102,22 +104,7 @@ def fail_and_go_on(rank, step, on_rank):
         expected = planned(one, DefaultSavePlanner())
         assert planned(one, SavePlanner(), writer, **group) == expected
     dist.destroy_process_group(group["process_group"])
-    return writer.sent
-
-
-@pytest.mark.parametrize(
-    ("step", "on_rank"),
-    [
-        ("prepare_local_plan", 0),
-        ("prepare_local_plan", 1),
-        ("prepare_global_plan", 0),
-        ("write_data", 0),
-        ("write_data", 1),
-        ("finish", 0),
-    ],
-)
-def test_failed_save_leaves_no_plan_that_only_some_ranks_believe(ranks, step, on_rank):
-    assert max(ranks(2).run(fail_and_go_on, step, on_rank)) < 1000  # and the memory works again
+    assert writer.sent < 1000  # and the memory works again
 
 
 class Broken:
@@ -165,61 +152,44 @@ def test_rank_that_has_lost_its_memory_is_no_danger(ranks):
     assert all("does not know" in one for one in lost)  # the coordinator: an error, on all
 
 
-def alternate(rank):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    writer = Recorder()
+@on_ranks(2)
+def test_one_planner_serves_two_states_and_two_groups(rank):
+    mesh, writer, kept = init_device_mesh("cpu", (2,)), Recorder(), SavePlanner()
     one, two = many(mesh, 100), many(mesh, 101)
-    kept = SavePlanner()
     group = dist.new_group([1, 0])
     options = {"process_group": group}
     for state in (one, two):
         planned(state, kept, writer)
         planned(state, kept, writer, **options)
-    sizes = []
+
+    def check(state, **given):
+        assert planned(state, kept, writer, **given) == planned(
+            state, DefaultSavePlanner(), **given
+        )
+
     for state in (one, two, one):
         for given in ({}, options):
-            assert planned(state, kept, writer, **given) == planned(
-                state, DefaultSavePlanner(), **given
-            )
-            sizes.append(writer.sent)
-    assert planned(one, kept, writer, no_dist=True) == planned(
-        one, DefaultSavePlanner(), no_dist=True
-    )
+            check(state, **given)
+            assert writer.sent < 1000
+    check(one, no_dist=True)
     planned(one, kept, writer, use_collectives=False)
-    assert planned(one, kept, writer) == planned(one, DefaultSavePlanner())
+    check(one)
     dist.destroy_process_group(group)
-    return sizes
 
 
-def test_one_planner_serves_two_states_and_two_groups(ranks):
-    for sizes in ranks(2).run(alternate):
-        assert max(sizes) < 1000
-
-
-def save_in_background(rank, path):
-    group = dist.new_group(backend="gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    writer = StorageWriter()
+@on_ranks(2)
+def test_background_saves_remember_too(rank, tmp_path):
+    group, writer = dist.new_group(backend="gloo"), StorageWriter()
+    mesh = init_device_mesh("cpu", (2,))
     for step in range(3):
-        local = torch.full((2, 4), float(step))
+        path, local = tmp_path / f"{step}", torch.full((2, 4), float(step))
         state = {"t": DTensor.from_local(local, mesh, [Shard(0)]), "step": step}
-        future = dcp.async_save(
-            state,
-            checkpoint_id=f"{path}/{step}",
-            storage_writer=writer,
-            planner=SavePlanner(),
-            process_group=group,
-        )
-        future.result()
-    dist.destroy_process_group(group)
-
-
-def test_background_saves_remember_too(ranks, tmp_path):
-    ranks(2).run(save_in_background, tmp_path)
-    for step in range(3):
-        loaded = ringstow.load(str(tmp_path / str(step)))
+        options = {"planner": SavePlanner(), "process_group": group}
+        background(state, path, writer, **options)[1].result()
+        loaded = ringstow.load(path)
         assert loaded["step"] == step
         assert torch.equal(loaded["t"], torch.full((4, 4), float(step)))
+    dist.destroy_process_group(group)
 
 
 @on_ranks(2)

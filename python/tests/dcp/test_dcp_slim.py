@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import HIDDEN, differences, trained, whole
+from ranks import on_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -42,12 +45,8 @@ def load_model(rank, path, layout):
     model, optimizer, state = state_of(layout, 2)
     del state["optim"]
     dcp.load(state, checkpoint_id=path, storage_reader=StorageReader())
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=get_state_dict(model, optimizer)[1],
-    )
+    optim = get_state_dict(model, optimizer)[1]
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=optim)
     assert state["step"] == 1
     return whole(model, optimizer)
 
@@ -136,18 +135,14 @@ def test_ranks_that_set_other_parts_apart_fail_on_all(ranks, tmp_path):
 
 
 @needs_use_collectives
-def test_ranks_that_save_each_by_itself_are_refused(ranks, tmp_path):
-    said = ranks(2).run(save_alone, tmp_path / "step-1")
-    assert all("use_collectives=False" in str(one) for one in said)
-    assert not (tmp_path / "step-1").exists()
-
-
-def save_alone(rank, path):
-    writer = StorageWriter(droppable=APART)
-    state = {"optim": {f"m{rank}": torch.ones(9)}}
-    return raised(
-        lambda: dcp.save(state, checkpoint_id=path, storage_writer=writer, use_collectives=False)
-    )
+@on_ranks(2)
+def test_ranks_that_save_each_by_itself_are_refused(rank, tmp_path):
+    writer, path = StorageWriter(droppable=APART), tmp_path / "step-1"
+    options = {"checkpoint_id": path, "storage_writer": writer, "use_collectives": False}
+    said = raised(lambda: dcp.save({"optim": {f"m{rank}": torch.ones(9)}}, **options))
+    assert "use_collectives=False" in str(said)
+    dist.barrier()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -165,14 +160,6 @@ def test_pickled_writer_sets_the_same_parts_apart(tmp_path):
     assert ringstow.slim(tmp_path / "a", drop=APART).tensors == 1
 
 
-def save_with_cached_plans(rank, root):
-    writer = StorageWriter(droppable=APART)
-    for step in (1, 2, 3):
-        state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
-        planner = DefaultSavePlanner(enable_plan_caching=True)
-        dcp.save(state, checkpoint_id=root / str(step), storage_writer=writer, planner=planner)
-
-
 def test_names_that_a_writer_is_given_later_count_for_the_saves_after_it(tmp_path):
     writer, state = StorageWriter(), {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
     dcp.save(state, checkpoint_id=tmp_path / "before", storage_writer=writer, no_dist=True)
@@ -183,12 +170,20 @@ def test_names_that_a_writer_is_given_later_count_for_the_saves_after_it(tmp_pat
     assert ringstow.slim(tmp_path / "after", drop=APART).tensors == 1
 
 
-def test_plans_that_torch_keeps_set_the_part_apart_too(ranks, tmp_path):
-    if "enable_plan_caching" not in inspect.signature(DefaultSavePlanner).parameters:
-        pytest.skip("this torch keeps no plans")
-    ranks(2).run(save_with_cached_plans, tmp_path)
+@pytest.mark.skipif(
+    "enable_plan_caching" not in inspect.signature(DefaultSavePlanner).parameters,
+    reason="this torch keeps no plans",
+)
+@on_ranks(2)
+def test_plans_that_torch_keeps_set_the_part_apart_too(rank, tmp_path):
+    writer = StorageWriter(droppable=APART)
     for step in (1, 2, 3):
-        assert ringstow.slim(tmp_path / str(step), drop=APART).tensors == 2
+        path = tmp_path / str(step)
+        state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, checkpoint_id=path, storage_writer=writer, planner=planner)
+        if rank == 0:
+            assert ringstow.slim(path, drop=APART).tensors == 2
 
 
 # The manager.
@@ -223,38 +218,23 @@ def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tm
     assert ranks(2).run(restore, tmp_path, 2) == [(2, ("optim",), 2)] * 2
 
 
-def without_the_part(rank, root):
-    with CheckpointManager(root, keep=ringstow.Retention(slim_after=1)) as manager:
+@on_ranks(2)
+def test_state_without_the_part_fails_on_all_ranks(rank, tmp_path):
+    with CheckpointManager(tmp_path, keep=ringstow.Retention(slim_after=1)) as manager:
         said = raised(lambda: manager.save(1, state_of("fsdp2", 1)[2]))
         assert manager.latest() is None
-        return said
+    assert "anything named 'optimizer'" in str(said)
 
 
-def test_state_without_the_part_fails_on_all_ranks(ranks, tmp_path):
-    said = ranks(2).run(without_the_part, tmp_path)
-    assert all("anything named 'optimizer'" in str(one) for one in said)
-
-
-def slimming_fails(rank, root):
-    clear = _after_save.cleared
-    if rank == 0:
-        _after_save.cleared = refusing
-    try:
-        with CheckpointManager(root, keep=ringstow.Retention(slim_after=1, drop=APART)) as manager:
-            manager.save(1, state_of("fsdp2", 1)[2])
-            manager.save(2, state_of("fsdp2", 2)[2])
-            errors = [str(manager.retention_error)]
-            _after_save.cleared = clear
-            manager.save(3, state_of("fsdp2", 3)[2])
-            return [*errors, manager.retention_error]
-    finally:
-        _after_save.cleared = clear
-
-
-def refusing(*_):
-    return None, OSError("refused"), []
-
-
-def test_slimming_that_fails_fails_no_save_and_is_tried_again(ranks, tmp_path):
-    assert ranks(2).run(slimming_fails, tmp_path) == [["refused", None], ["None", None]]
+@on_ranks(2)
+def test_slimming_that_fails_fails_no_save_and_is_tried_again(rank, tmp_path):
+    refusing = Mock(return_value=(None, OSError("refused"), []))
+    keep = ringstow.Retention(slim_after=1, drop=APART)
+    with CheckpointManager(tmp_path, keep=keep) as manager:
+        with patch.object(_after_save, "cleared", refusing):
+            for step in (1, 2):
+                manager.save(step, state_of("fsdp2", step)[2])
+        assert str(manager.retention_error) == ("None" if rank else "refused")
+        manager.save(3, state_of("fsdp2", 3)[2])
+        assert manager.retention_error is None
     assert whole_steps(tmp_path) == [3]

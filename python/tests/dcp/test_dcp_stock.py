@@ -15,10 +15,7 @@ from support import assert_same
 from test_dcp_defaults import fetch, is_ours
 from test_dcp_writer import cause
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint._extension import (
-    ExtensionRegistry,
-    StreamTransformExtension,
-)
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint.api import CheckpointException
 from torch_has import needs_use_collectives, takes
 
@@ -72,9 +69,8 @@ def _flipped(data):
 
 def test_every_argument_of_this_torch_is_known():
     """Otherwise `use_by_default` refuses arguments of a newer torch."""
-    assert set(_drop_in._SIGNATURE.parameters) - {"args", "kwargs"} <= (
-        _drop_in._HONOURED | set(_drop_in._INSTEAD)
-    )
+    known = _drop_in._HONOURED | set(_drop_in._INSTEAD)
+    assert set(_drop_in._SIGNATURE.parameters) - {"args", "kwargs"} <= known
 
 
 @pytest.mark.skipif(not takes(_drop_in.StockWriter, "_extensions"), reason="torch without it")
@@ -186,10 +182,9 @@ def test_option_decides_whether_snapshot_memory_is_kept(keep, tmp_path, monkeypa
 def test_overwriting_raises_or_warns_with_torchs_text(before, options, tmp_path):
     writer = _drop_in.StockWriter if before == "torch" else dcp.FileSystemWriter
     dcp.save({"a": 1}, storage_writer=writer(tmp_path), **options)
+    refusing = dcp.FileSystemWriter(tmp_path, overwrite=False)
     with pytest.raises((CheckpointException, ValueError), match="Checkpoint already exists"):
-        dcp.save(
-            {"a": 2}, storage_writer=dcp.FileSystemWriter(tmp_path, overwrite=False), **options
-        )
+        dcp.save({"a": 2}, storage_writer=refusing, **options)
     assert fetch(tmp_path, {"a": None}) == {"a": 1}
     with pytest.warns(UserWarning, match="Detected an existing checkpoint"):
         dcp.save({"a": 2}, storage_writer=dcp.FileSystemWriter(tmp_path), **options)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from safetensors import safe_open
 from torch.distributed.checkpoint import hf_storage
 from torch.distributed.checkpoint.api import CheckpointException
@@ -92,15 +93,11 @@ def test_files_are_those_that_torch_consolidates(ranks, tmp_path):
     options = CONSOLIDATED | {"fqn_to_index_mapping": mapping}
     ranks(2).run(save, tmp_path / "ours", options)
     ranks(2).run(save_theirs, tmp_path / "theirs", options)
-    ours, theirs = (
-        {n for n in os.listdir(tmp_path / k) if "model" in n} for k in ("ours", "theirs")
-    )
-    assert ours == theirs
-    assert_whole(tmp_path / "theirs")
-    maps = [
-        json.loads((tmp_path / kind / INDEX).read_text())["weight_map"]
-        for kind in ("ours", "theirs")
-    ]
+    ours, theirs = (tmp_path / kind for kind in ("ours", "theirs"))
+    names = [{name for name in os.listdir(path) if "model" in name} for path in (ours, theirs)]
+    assert names[0] == names[1]
+    assert_whole(theirs)
+    maps = [json.loads((path / INDEX).read_text())["weight_map"] for path in (ours, theirs)]
     assert maps[0] == maps[1]
 
 
@@ -121,55 +118,47 @@ def test_torchs_reader_loads_it(ranks, tmp_path):
         assert all(torch.equal(loaded[name], FULL[name]) for name in FULL)
 
 
-def save_over(rank, path):
+@on_ranks(2)
+def test_later_save_replaces_the_model(rank, tmp_path):
     with ringstow.dcp.use_by_default():
-        writer = dcp.HuggingFaceStorageWriter(path=str(path))
+        writer = dcp.HuggingFaceStorageWriter(path=str(tmp_path / "m"))
         dcp.save(state(), storage_writer=writer)
         dcp.save({"only": torch.ones(3)}, storage_writer=writer)
         assert writer.report.tensors == 1
-
-
-def test_later_save_replaces_the_model(ranks, tmp_path):
-    ranks(2).run(save_over, tmp_path / "m")
+    dist.barrier()
     assert found(tmp_path / "m").keys() == {"only"}
 
 
-def save_in_group(rank, path):
+@on_ranks(4)
+def test_group_of_some_ranks_saves(rank, tmp_path):
     group = dist.new_group([1, 3])
     if rank in (1, 3):
         with ringstow.dcp.use_by_default():
-            writer = dcp.HuggingFaceStorageWriter(path=str(path))
+            writer = dcp.HuggingFaceStorageWriter(path=str(tmp_path / "m"))
             dcp.save({f"w{rank}": torch.ones(3)}, storage_writer=writer, process_group=group)
     dist.barrier()
-
-
-def test_group_of_some_ranks_saves(ranks, tmp_path):
-    ranks(4).run(save_in_group, tmp_path / "m")
     assert found(tmp_path / "m").keys() == {"w1", "w3"}
 
 
-def save_alone(rank, path):
+@on_ranks(2)
+def test_process_without_dist_saves_by_itself(rank, tmp_path):
+    path = f"{tmp_path}/{rank}"
     with ringstow.dcp.use_by_default():
-        writer = dcp.HuggingFaceStorageWriter(path=f"{path}-{rank}")
+        writer = dcp.HuggingFaceStorageWriter(path=path)
         dcp.save({"w": torch.full((2,), rank)}, storage_writer=writer, no_dist=True)
+    assert found(path)["w"].tolist() == [rank, rank]
 
 
-def test_process_without_dist_saves_by_itself(ranks, tmp_path):
-    ranks(2).run(save_alone, tmp_path / "m")
-    assert [found(tmp_path / f"m-{rank}")["w"].tolist() for rank in (0, 1)] == [[0, 0], [1, 1]]
-
-
-def save_beside_a_checkpoint(rank, path):
+@on_ranks(2)
+def test_other_checkpoint_at_the_path_stays(rank, tmp_path):
+    if rank == 0:
+        ringstow.save({"w": torch.ones(2)}, tmp_path / "m")
+    dist.barrier()
     with pytest.raises(CheckpointException) as caught:
-        save(rank, path, CONSOLIDATED)
-    return [str(error) for error, _ in caught.value.failures.values()]
-
-
-def test_other_checkpoint_at_the_path_stays(ranks, tmp_path):
-    ringstow.save({"w": torch.ones(2)}, tmp_path / "m")
-    for errors in ranks(2).run(save_beside_a_checkpoint, tmp_path / "m"):
-        assert len(errors) == 2
-        assert all("manifest.json" in error for error in errors)
+        save(rank, tmp_path / "m", CONSOLIDATED)
+    errors = [str(error) for error, _ in caught.value.failures.values()]
+    assert len(errors) == 2
+    assert all("manifest.json" in error for error in errors)
     assert ringstow.load(tmp_path / "m").keys() == {"w"}
 
 
@@ -199,11 +188,7 @@ def test_argument_of_another_torch_is_refused_unless_it_is_the_default(tmp_path,
 
     parameter = inspect.Parameter("token", inspect.Parameter.KEYWORD_ONLY, default=None)
     known = [*_drop_in_hf._SIGNATURE.parameters.values(), parameter]
-    monkeypatch.setattr(
-        _drop_in_hf,
-        "_SIGNATURE",
-        _drop_in_hf._SIGNATURE.replace(parameters=known),
-    )
+    monkeypatch.setattr(_drop_in_hf, "_SIGNATURE", _drop_in_hf._SIGNATURE.replace(parameters=known))
     _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), token=None)
     with pytest.raises(ringstow.UnsupportedError, match="token='secret'"):
         _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), token="secret")

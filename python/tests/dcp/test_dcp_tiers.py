@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
+from support import flip
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -20,11 +22,6 @@ def state_of(step):
     return {"w": torch.full((1000,), float(step)), "step": step}
 
 
-def save_by_dcp(rank, path, config):
-    dcp.save(state_of(1), storage_writer=ringstow.dcp.StorageWriter(path, config))
-    wait(rank)
-
-
 def wait(rank):
     """Wait for the copies on the first rank; the others can't."""
     if rank == 0:
@@ -35,9 +32,12 @@ def wait(rank):
     dist.barrier()
 
 
-def test_dcp_saves_are_copied_on(ranks, tmp_path):
+@on_ranks(2)
+def test_dcp_saves_are_copied_on(rank, tmp_path):
     config = ringstow.Config(tiers=[tmp_path / "shared"])
-    ranks(2).run(save_by_dcp, tmp_path / "run" / "step-1", config)
+    path = tmp_path / "run" / "step-1"
+    dcp.save(state_of(1), storage_writer=ringstow.dcp.StorageWriter(path, config))
+    wait(rank)
     assert ringstow.verify(tmp_path / "shared" / "step-1").ok
 
 
@@ -55,9 +55,11 @@ def test_saves_in_another_process_refuse_tiers(tmp_path):
         there.set_up_storage_writer(True, rank=0)
 
 
-def save_by_ranks(rank, root, config):
-    distributed.save(state_of(1), root / "step-1", config=config)
-    handle = distributed.save_async(state_of(2), root / "step-2", config=config)
+@on_ranks(2)
+def test_saves_of_ranks_are_copied_on_once(rank, tmp_path):
+    config = ringstow.Config(tiers=[tmp_path / "shared"])
+    distributed.save(state_of(1), tmp_path / "run" / "step-1", config=config)
+    handle = distributed.save_async(state_of(2), tmp_path / "run" / "step-2", config=config)
     handle.result()
     if rank == 0:
         assert handle.wait_promoted(60)
@@ -65,38 +67,28 @@ def save_by_ranks(rank, root, config):
         with pytest.raises(ringstow.InvalidStateError, match="ask the first one"):
             handle.wait_promoted(60)
     wait(rank)
-
-
-def test_saves_of_ranks_are_copied_on_once(ranks, tmp_path):
-    config = ringstow.Config(tiers=[tmp_path / "shared"])
-    ranks(2).run(save_by_ranks, tmp_path / "run", config)
     assert ringstow.verify(tmp_path / "shared" / "step-2").ok
 
 
-def refuse(rank, root, config):
+@on_ranks(2)
+def test_nodes_without_a_manager_refuse_tiers(rank, tmp_path):
+    options = {"nodes": ringstow.Nodes(), "config": ringstow.Config(tiers=[tmp_path / "shared"])}
     with pytest.raises(ringstow.InvalidStateError, match=r"CheckpointManager\(nodes=Nodes\(\)"):
-        distributed.save(state_of(1), root / "step-1", nodes=ringstow.Nodes(), config=config)
+        distributed.save(state_of(1), tmp_path / "run" / "step-1", **options)
 
 
-def test_nodes_without_a_manager_refuse_tiers(ranks, tmp_path):
-    ranks(2).run(refuse, tmp_path / "run", ringstow.Config(tiers=[tmp_path / "shared"]))
-
-
-def manage(rank, root, config):
-    with ringstow.CheckpointManager(root, config=config) as manager:
+@on_ranks(2)
+def test_manager_of_ranks_copies_to_the_tiers_of_its_config(rank, tmp_path):
+    config = ringstow.Config(tiers=[tmp_path / "shared"])
+    with ringstow.CheckpointManager(tmp_path / "run", config=config) as manager:
         handle = manager.save_async(1, state_of(1))
         if rank == 0:
             assert handle.wait_promoted(60)
             assert manager.wait_promoted(60)
+            assert ringstow.verify(tmp_path / "shared" / "step-00000001").ok
         else:
             with pytest.raises(ringstow.InvalidStateError, match="rank 0"):
                 manager.wait_promoted(60)
-
-
-def test_manager_of_ranks_copies_to_the_tiers_of_its_config(ranks, tmp_path):
-    config = ringstow.Config(tiers=[tmp_path / "shared"])
-    ranks(2).run(manage, tmp_path / "run", config)
-    assert ringstow.verify(tmp_path / "shared" / "step-00000001").ok
 
 
 def large(rank, seed):
@@ -147,9 +139,7 @@ def test_ranks_read_what_one_tier_lacks_from_the_next(ranks, tmp_path):
     here, there = (sorted((tier / "step-2").glob("*.safetensors")) for tier in (run, shared))
     assert len(here) == len(there) >= 2
     for damaged in (here[0], there[1]):
-        content = bytearray(damaged.read_bytes())
-        content[-5000] ^= 1
-        damaged.write_bytes(content)
+        flip(damaged, -5000)
     two.run(restore, [run, shared], run / "step-2")
     there[1].unlink()
     here[0].unlink()

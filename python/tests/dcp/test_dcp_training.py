@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from layouts import INPUT, differences, load, trained, whole
 from ranks import on_ranks
-from test_dcp_async import Held
+from test_dcp_async import Held, background
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch_has import needs_async_stager
 
@@ -35,41 +35,29 @@ def _released_by_a_step(planner):
         planner.go_on.set()
         wait(hold)
 
-    _guard.Hold.wait = go_on_then_wait
-    try:
+    with patch.object(_guard.Hold, "wait", go_on_then_wait):
         yield waits
-    finally:
-        _guard.Hold.wait = wait
 
 
-def _train_on(rank, layout, path):
+@needs_async_stager
+@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2"])
+@on_ranks(2)
+def test_a_step_waits_for_the_shards_of_its_rank(rank, tmp_path, layout):
     model, optimizer = trained(layout, HIDDEN, seed=1)
     expected, parts = whole(model, optimizer), get_state_dict(model, optimizer)
     planner = Held()
     writer = StorageWriter()
-    response = dcp.async_save(
-        {"model": parts[0], "optim": parts[1], "step": 7},
-        checkpoint_id=path,
-        storage_writer=writer,
-        async_stager=writer.stager(),
-        process_group=dist.new_group(backend="gloo"),
-        planner=planner,
-    )
+    state = {"model": parts[0], "optim": parts[1], "step": 7}
+    options = {"process_group": dist.new_group(backend="gloo"), "planner": planner}
+    _, upload = background(state, tmp_path, writer, writer.stager(), **options)
     with _released_by_a_step(planner) as waits:
         model(torch.randn(5, INPUT)).square().sum().backward()
         assert not waits
         optimizer.step()
         assert waits
-    response.upload_completion.result(SECONDS)
-    found = load(rank, layout, path, HIDDEN)
-    return (expected, found) if rank == 0 else None
-
-
-@needs_async_stager
-@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2"])
-def test_a_step_waits_for_the_shards_of_its_rank(layout, ranks, tmp_path):
-    expected, found = ranks(2).run(_train_on, layout, tmp_path)[0]
-    assert differences(expected, found) == []
+    upload.result(SECONDS)
+    found = load(rank, layout, tmp_path, HIDDEN)
+    assert rank or differences(expected, found) == []
 
 
 def _local(value):

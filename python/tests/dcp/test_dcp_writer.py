@@ -288,9 +288,7 @@ def test_dcp_pickles_are_refused_unless_allowed(tmp_path):
     state = {"a": np.datetime64("2020-01-01")}
     writer = StorageWriter(allow_pickle=True)
     dcp.save(state, checkpoint_id=tmp_path, storage_writer=writer)
-    with pytest.raises(
-        ringstow.UnsupportedError, match="a is an object that torch.load does not read"
-    ):
+    with pytest.raises(ringstow.UnsupportedError, match="a is an object that torch.load does not"):
         ringstow.load(tmp_path)
     assert ringstow.load(tmp_path, allow_pickle=True) == state
 

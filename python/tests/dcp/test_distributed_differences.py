@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import raised
+from ranks import on_ranks, raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -36,18 +37,15 @@ def of_each(rank):
     }
 
 
-def save_and_load_parts(rank, path):
-    distributed.save(of_each(rank), path)
+@on_ranks(2)
+def test_keys_that_only_some_ranks_have_are_saved_in_all_kinds_of_dicts(rank, tmp_path):
+    distributed.save(of_each(rank), tmp_path)
     into = of_each(rank)
     for part in into.values():
         for value in part.values():
             (value["m"] if isinstance(value, dict) else value).zero_()
-    distributed.load_into(into, path)
-    return str(into) == str(of_each(rank))
-
-
-def test_keys_that_only_some_ranks_have_are_saved_in_all_kinds_of_dicts(ranks, tmp_path):
-    assert ranks(2).run(save_and_load_parts, tmp_path) == [True, True]
+    distributed.load_into(into, tmp_path)
+    assert str(into) == str(of_each(rank))
     loaded = ringstow.load(tmp_path)
     keys = {name: [*part] for name, part in loaded.items()}
     assert keys == {
@@ -72,15 +70,14 @@ CLASHES = {
 }
 
 
-def clash(rank, path, name):
-    return raised(lambda: distributed.save({"kept": 1, "here": [CLASHES[name][rank]]}, path))
-
-
 @pytest.mark.parametrize("name", CLASHES)
-def test_what_would_be_lost_is_refused_on_all_ranks(ranks, tmp_path, name):
-    for kind, text in ranks(2).run(clash, tmp_path / "a", name):
-        assert kind == "InvalidStateError"
-        assert "'here.0" in text
+@on_ranks(2)
+def test_what_would_be_lost_is_refused_on_all_ranks(rank, tmp_path, name):
+    state = {"kept": 1, "here": [CLASHES[name][rank]]}
+    kind, text = raised(lambda: distributed.save(state, tmp_path / "a"))
+    assert kind == "InvalidStateError"
+    assert "'here.0" in text
+    dist.barrier()
     assert not (tmp_path / "a").exists()
 
 
@@ -92,18 +89,19 @@ def of_a_stage(rank, path, kind):
     return raised(lambda: distributed.save({"state": {0: value}}, path))
 
 
-def test_different_sharded_tensors_of_one_name_are_refused_on_all_ranks(ranks, tmp_path):
-    for kind, text in ranks(2).run(of_a_stage, tmp_path / "a", "different"):
-        assert kind == "InvalidStateError"
-        assert "state.0 is one tensor on rank 0 and a different one on rank 1" in text
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_tensor_that_is_sharded_on_one_rank_alone_is_refused_on_all_ranks(ranks, tmp_path):
-    (kind, _), _ = said = ranks(2).run(of_a_stage, tmp_path / "a", "plain")
-    assert kind == "InvalidStateError"
-    for _, text in said:
-        assert "state.0 is a sharded tensor here, and not on rank 1" in text
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("different", "state.0 is one tensor on rank 0 and a different one on rank 1"),
+        ("plain", "state.0 is a sharded tensor here, and not on rank 1"),
+    ],
+)
+@on_ranks(2)
+def test_different_tensors_of_one_name_are_refused_on_all_ranks(rank, tmp_path, kind, text):
+    error, said = of_a_stage(rank, tmp_path / "a", kind)
+    assert error == "InvalidStateError" or (kind, rank) == ("plain", 1)
+    assert text in said
+    dist.barrier()
     assert not (tmp_path / "a").exists()
 
 
@@ -112,16 +110,12 @@ def test_equal_sharded_tensors_of_one_name_are_saved(ranks, tmp_path):
     assert ringstow.load(tmp_path / "a")["state"][0].tolist() == [0, 0]
 
 
-def two_of_one_name(rank, path):
-    return [
-        raised(lambda: distributed.save({"a.b": PerRank(1), "a": {"b": PerRank(2)}}, path)),
-        raised(lambda: distributed.save({"a": {1: PerRank(1), "1": PerRank(2)}}, path)),
-    ]
-
-
-def test_two_values_of_each_rank_of_one_name_are_refused(ranks, tmp_path):
-    for said in ranks(2).run(two_of_one_name, tmp_path / "a"):
-        assert ["two values of each rank named" in text for _, text in said] == [True, True]
+@on_ranks(2)
+def test_two_values_of_each_rank_of_one_name_are_refused(rank, tmp_path):
+    one, two = PerRank(1), PerRank(2)
+    for state in ({"a.b": one, "a": {"b": two}}, {"a": {1: one, "1": two}}):
+        _, text = raised(lambda state=state: distributed.save(state, tmp_path / "a"))
+        assert "two values of each rank named" in text
 
 
 def test_a_rank_of_another_number_has_another_box():
@@ -146,66 +140,46 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-def fail_early(rank, path):
-    """Fail on rank 1 alone, in ways that its arguments or its memory can."""
-    state = {"w": torch.ones(2)}
-    guard = distributed._save._guard
-    stage = guard.stage
+@on_ranks(2)
+def test_a_rank_that_fails_before_it_meets_the_others_fails_all(rank, tmp_path):
+    """Rank 1 alone fails, in ways that its arguments or its memory can."""
+    state, path = {"w": torch.ones(2)}, tmp_path / "a"
     wrong = None if rank == 1 else path
     unknown = "no such staging" if rank == 1 else "guard"
     value = Interrupts() if rank == 1 else 1
-
-    def no_memory(*_, **__):
-        raise MemoryError("no memory")
-
     said = [
         raised(lambda: distributed.save(state, wrong)),
         raised(lambda: distributed.save_async(state, wrong).result()),
         raised(lambda: distributed.save_async(state, path, staging=unknown).result()),
         raised(lambda: distributed.save({"x": value}, path, allow_pickle=True)),
     ]
+    stage = distributed._save._guard.stage
     if rank == 1:
-        guard.stage = no_memory
-    try:
+        stage = Mock(side_effect=MemoryError("no memory"))
+    with patch.object(distributed._save._guard, "stage", stage):
         said += [
             raised(lambda: distributed.save(state, path)),
             raised(lambda: distributed.save_async(state, path).result()),
         ]
-    finally:
-        guard.stage = stage
-    distributed.save(state, path)
-    return said
-
-
-def test_a_rank_that_fails_before_it_meets_the_others_fails_all(ranks, tmp_path):
-    others, own = ranks(2).run(fail_early, tmp_path / "a")
     kinds = ["TypeError", "TypeError", "InvalidStateError", "KeyboardInterrupt"]
     kinds += ["MemoryError", "MemoryError"]
-    assert [kind for kind, _ in own] == kinds
-    for (kind, text), cause in zip(others, kinds, strict=True):
-        assert kind == "Error"
-        assert text.startswith(f"rank 1 failed: {cause}")
-    assert ringstow.load(tmp_path / "a")["w"].tolist() == [1, 1]
+    for (kind, text), cause in zip(said, kinds, strict=True):
+        assert kind == (cause if rank == 1 else "Error")
+        assert rank == 1 or text.startswith(f"rank 1 failed: {cause}")
+    distributed.save(state, path)
+    assert ringstow.load(path)["w"].tolist() == [1, 1]
 
 
-def interrupt_commit(rank, path):
-    write = distributed._commit._mark.write
-
-    def interrupt(path):
-        raise KeyboardInterrupt
-
+@on_ranks(2)
+def test_an_interrupt_of_the_rank_that_commits_is_an_error_of_the_others(rank, tmp_path):
+    mark = distributed._commit._mark
+    write = mark.write if rank else Mock(side_effect=KeyboardInterrupt)
+    with patch.object(mark, "write", write):
+        said = raised(lambda: distributed.save({"w": torch.ones(2)}, tmp_path))
     if rank == 0:
-        distributed._commit._mark.write = interrupt
-    try:
-        return raised(lambda: distributed.save({"w": torch.ones(2)}, path))
-    finally:
-        distributed._commit._mark.write = write
-
-
-def test_an_interrupt_of_the_rank_that_commits_is_an_error_of_the_others(ranks, tmp_path):
-    own, others = ranks(2).run(interrupt_commit, tmp_path)
-    assert own[0] == "KeyboardInterrupt"
-    assert others == ("Error", "the first rank failed: KeyboardInterrupt: ")
+        assert said[0] == "KeyboardInterrupt"
+    else:
+        assert said == ("Error", "the first rank failed: KeyboardInterrupt: ")
 
 
 def load_differently(rank, path):
@@ -243,17 +217,11 @@ def test_loads_that_differ_between_ranks_are_refused(ranks, tmp_path):
     assert loaded == [0, 0]
 
 
-def test_a_load_of_what_no_rank_sees_does_not_wait(ranks, tmp_path):
-    said = ranks(2).run(load_nothing, tmp_path / "none")
-    assert [(kind, waits) for (kind, _), waits in said] == [("FileNotFoundError", False)] * 2
-
-
-def load_nothing(rank, path):
+@on_ranks(2)
+def test_a_load_of_what_no_rank_sees_does_not_wait(rank, tmp_path):
     from ringstow._ranks import _team
 
-    wait, waits = _team._wait_for, []
-    _team._wait_for = lambda path: waits.append(path) or False
-    try:
-        return raised(lambda: distributed.load_into({"w": own(0)}, path)), bool(waits)
-    finally:
-        _team._wait_for = wait
+    with patch.object(_team, "_wait_for", return_value=False) as waits:
+        kind, _ = raised(lambda: distributed.load_into({"w": own(0)}, tmp_path / "none"))
+    assert kind == "FileNotFoundError"
+    assert not waits.called

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -38,52 +41,39 @@ def check(into, state):
         assert value.full_tensor().equal(state[name]), name
 
 
-def round_trips(rank, path):
+@on_ranks(2)
+def test_every_mesh_gets_its_part(rank, tmp_path):
     apart = {**EXPERTS, **GATES}
     whole = {"e": FUSED, "qk": torch.cat([GATES["q"], GATES["k"]])}
-    distributed.save(
-        {name: sharded(value, [Shard(0)]) for name, value in apart.items()}, path / "a"
-    )
+    by_rows = {name: sharded(value, [Shard(0)]) for name, value in apart.items()}
+    distributed.save(by_rows, tmp_path / "a")
     for number, places in enumerate(PLACES):
         into = zeros(whole, places)
-        report = distributed.load_into(into, path / "a", rename=STACK)
+        report = distributed.load_into(into, tmp_path / "a", rename=STACK)
         check(into, whole)
         assert not report.missing
-        distributed.save(into, path / f"f{number}")
+        distributed.save(into, tmp_path / f"f{number}")
         back = zeros(apart, places)
-        distributed.load_into(back, path / f"f{number}", rename=UNSTACK)
+        distributed.load_into(back, tmp_path / f"f{number}", rename=UNSTACK)
         check(back, apart)
-    loaded = distributed.load(path / "a", rename=STACK)
-    assert loaded["e"].equal(FUSED)
+    assert distributed.load(tmp_path / "a", rename=STACK)["e"].equal(FUSED)
 
 
-def plans(rank, path):
-    """Return what a rank is about to read, as its share of the file."""
-    _shared_reads._SHARED_BYTES_MIN = 0
-    found = []
+@on_ranks(2)
+def test_ranks_know_which_bytes_a_map_reads(rank, tmp_path):
+    found, path = [], tmp_path / "c"
     units_of = _shared_reads._units
 
-    def units(sizes, unit_bytes, ranges):
+    def noted(sizes, unit_bytes, ranges):
         found.extend(ranges)
         return units_of(sizes, unit_bytes, ranges)
 
-    _shared_reads._units = units
-    if not rank:
+    if rank == 0:
         ringstow.save({f"e.{n}.w": torch.full((1 << 19,), float(n)) for n in range(8)}, path)
     torch.distributed.barrier()
     whole = {"e": sharded(torch.zeros(8, 1 << 19), [Shard(0)])}
-    try:
+    with patch.multiple(_shared_reads, _units=noted, _SHARED_BYTES_MIN=0):
         distributed.load_into(whole, path, rename={"e.*.w": Stack("e")})
-    finally:
-        _shared_reads._units = units_of
     assert whole["e"].to_local()[:, 7].tolist() == [4 * rank + n for n in range(4)]
-    return sum(end - begin for _, begin, end in found)
-
-
-def test_ranks_know_which_bytes_a_map_reads(ranks, tmp_path):
     half = 4 * (1 << 21)
-    assert all(half <= nbytes <= half + (1 << 20) for nbytes in ranks(2).run(plans, tmp_path / "c"))
-
-
-def test_every_mesh_gets_its_part(ranks, tmp_path):
-    ranks(2).run(round_trips, tmp_path)
+    assert half <= sum(end - begin for _, begin, end in found) <= half + (1 << 20)

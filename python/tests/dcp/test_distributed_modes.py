@@ -9,6 +9,8 @@ import pytest
 import torch
 from layouts import HIDDEN, differences, whole
 from node_runs import manager_on, root_on
+from ranks import on_ranks
+from support import assert_same
 from test_distributed import state_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -53,27 +55,20 @@ def test_nodes_copy_and_fetch_real_tensors(ranks, tmp_path, mode):
     assert differences(saved, restored) == []
 
 
-def saved_and_loaded(rank, path, mode):
+@pytest.mark.parametrize("mode", ["default device", "fake"])
+@on_ranks(2)
+def test_ranks_save_load_and_export_real_tensors(rank, tmp_path, mode):
     model, optimizer, state = state_of("fsdp2", 1, 2, HIDDEN)
     before = whole(model, optimizer)
     with under(mode):
-        distributed.save(state, path / "plain")
-        distributed.save_async(state, path / "background").result()
+        distributed.save(state, tmp_path / "plain")
+        distributed.save_async(state, tmp_path / "background").result()
     for name in ("plain", "background"):
         model, optimizer, state = state_of("fsdp2", 9, 2, HIDDEN)
         with under(mode):
-            distributed.load_into(state, path / name)
+            distributed.load_into(state, tmp_path / name)
         assert differences(before, whole(model, optimizer)) == []
     with under(mode):
-        loaded = distributed.load(path / "plain", prefix="model")["model"]
-        ringstow.dcp.export_hf(state["model"], path / "hf")
-    return dict(loaded)
-
-
-@pytest.mark.parametrize("mode", ["default device", "fake"])
-def test_ranks_save_load_and_export_real_tensors(ranks, tmp_path, mode):
-    loaded = ranks(2).run(saved_and_loaded, tmp_path, mode)[0]
-    exported = ringstow.load(tmp_path / "hf")
-    assert exported.keys() == loaded.keys()
-    for name, tensor in exported.items():
-        assert torch.equal(tensor, loaded[name])
+        loaded = distributed.load(tmp_path / "plain", prefix="model")["model"]
+        ringstow.dcp.export_hf(state["model"], tmp_path / "hf")
+    assert_same(ringstow.load(tmp_path / "hf"), dict(loaded))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from unittest.mock import Mock, patch
 
 import forked
 import pytest
 import torch
-from layouts import EVEN_HIDDEN, differences, whole
+import torch.distributed as dist
+from layouts import EVEN_HIDDEN, differences, filled, whole
+from ranks import on_ranks
+from support import assert_same
 from test_distributed import SHARED, state_of
-from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
 from ringstow import distributed
-from ringstow.distributed import PerRank, _nodes
+from ringstow._ranks._group import Group
+from ringstow.distributed import PerRank, _commit, _fetched_files, _nodes
 
 
 def path_on(root, rank, per_node=1, name="step-7"):
@@ -37,18 +41,38 @@ def load(rank, layout, root, per_node=1):
     model, optimizer, state = state_of(layout, 2, 0, EVEN_HIDDEN)
     distributed.load_into(state, path_on(root, rank, per_node), strict=False)
     assert state["step"] == 7
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-    )
-    return whole(model, optimizer)
+    return filled(model, optimizer, state)
 
 
-def load_all(rank, root, per_node=1):
-    return distributed.load(path_on(root, rank, per_node))
+def load_own(rank, root, count):
+    state = {"step": 0, "own": PerRank(torch.zeros(count, dtype=torch.int64))}
+    distributed.load_into(state, path_on(root, rank))
+    return state["step"], int(state["own"].value[0])
 
 
 def names(directory):
     return sorted(os.listdir(directory))
+
+
+def id_of(root, rank):
+    """Return the id of a rank's node."""
+    return json.loads((path_on(root, rank).parent / _nodes.FILE).read_text())["id"]
+
+
+@pytest.fixture
+def saved(ranks, tmp_path):
+    """Return the model and optimizer of which two nodes have a checkpoint."""
+    return ranks(2).run(save, "fsdp2", tmp_path)[0]
+
+
+@pytest.fixture
+def loads(ranks, tmp_path, saved):
+    """Have two nodes load what was saved."""
+
+    def check(root=tmp_path):
+        assert differences(saved, ranks(2).run(load, "fsdp2", root)[0]) == []
+
+    return check
 
 
 def ranks_in(directory):
@@ -72,6 +96,10 @@ def test_each_node_has_its_own_files_and_any_layout_loads(ranks, tmp_path, layou
     assert names(path_on(tmp_path, 0, 2).parent) == [".ringstow-node.json", "step-7"]
 
 
+def load_all(rank, root):
+    return distributed.load(path_on(root, rank))
+
+
 def test_in_the_background_and_whole_on_each_rank(ranks, tmp_path):
     saved = ranks(2).run(save, "fsdp2", tmp_path, 1, distributed.save_async)[0]
     for loaded in ranks(2).run(load_all, tmp_path):
@@ -79,13 +107,12 @@ def test_in_the_background_and_whole_on_each_rank(ranks, tmp_path):
         assert [int(loaded["rng"][rank]) for rank in "01"] == [0, 1]
 
 
-def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
-    ranks(2).run(save, "fsdp2", tmp_path)
+@pytest.mark.usefixtures("saved")
+def test_one_process_is_told_which_node_has_the_rest(tmp_path):
     here = path_on(tmp_path, 0)
     with pytest.raises(ringstow.MissingFilesError, match="is on another node") as raised:
         ringstow.load(here)
-    other = json.loads((path_on(tmp_path, 1).parent / ".ringstow-node.json").read_text())
-    assert other["id"] in str(raised.value)
+    assert id_of(tmp_path, 1) in str(raised.value)
     (found,) = ringstow.steps(here.parent)
     assert (found.status, found.step) == ("committed", 7)
     assert ringstow.latest(here.parent).path == str(here)
@@ -95,15 +122,11 @@ def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
 PROGRAM = "from ringstow._program import _cli; _cli.main()"
 
 
-def test_program_shows_what_one_node_has(ranks, tmp_path):
-    ranks(2).run(save, "fsdp2", tmp_path)
+@pytest.mark.usefixtures("saved")
+def test_program_shows_what_one_node_has(tmp_path):
     here = path_on(tmp_path, 1)
-    shown = forked.python(PROGRAM, "show", here, check=True).stdout
-    ids = [
-        json.loads((path_on(tmp_path, n).parent / _nodes.FILE).read_text())["id"] for n in (0, 1)
-    ]
-    out = " ".join(shown.split())
-    assert all(f"({ids[rank]}) with rank {rank}" in out for rank in (0, 1)), out
+    out = " ".join(forked.python(PROGRAM, "show", here, check=True).stdout.split())
+    assert all(f"({id_of(tmp_path, rank)}) with rank {rank}" in out for rank in (0, 1)), out
     own = len(list(here.glob("*.safetensors")))
     assert f"; {own} of {2 * own} files are here" in out
     assert "it is on another node" in out
@@ -111,8 +134,7 @@ def test_program_shows_what_one_node_has(ranks, tmp_path):
     assert "on other nodes, not checked" in verified
 
 
-def test_files_of_all_nodes_in_one_directory_are_a_usual_checkpoint(ranks, tmp_path):
-    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+def test_files_of_all_nodes_in_one_directory_are_a_usual_checkpoint(saved, tmp_path):
     together = tmp_path / "all"
     for rank in (0, 1):
         shutil.copytree(path_on(tmp_path, rank), together, dirs_exist_ok=True)
@@ -121,8 +143,8 @@ def test_files_of_all_nodes_in_one_directory_are_a_usual_checkpoint(ranks, tmp_p
     assert (report.ok, report.elsewhere) == (True, 0)
 
 
+@pytest.mark.usefixtures("saved")
 def test_lost_file_is_missing_on_its_own_node(ranks, tmp_path):
-    ranks(2).run(save, "fsdp2", tmp_path)
     here = path_on(tmp_path, 1)
     lost = next(here.glob("rank00001*"))
     lost.unlink()
@@ -132,64 +154,45 @@ def test_lost_file_is_missing_on_its_own_node(ranks, tmp_path):
         ranks(2).run(load, "fsdp2", tmp_path)
 
 
+@pytest.mark.usefixtures("saved")
 def test_lost_node_is_named(ranks, tmp_path):
-    ranks(2).run(save, "fsdp2", tmp_path)
-    gone = json.loads((path_on(tmp_path, 1).parent / ".ringstow-node.json").read_text())["id"]
+    gone = id_of(tmp_path, 1)
     shutil.rmtree(path_on(tmp_path, 1).parent)
     with pytest.raises(ringstow.MissingFilesError, match=gone):
         ranks(2).run(load, "fsdp2", tmp_path)
 
 
-def test_new_node_gets_what_the_others_have(ranks, tmp_path):
-    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+def test_new_node_gets_what_the_others_have(loads, tmp_path):
     shutil.copytree(path_on(tmp_path, 1), path_on(tmp_path, 0), dirs_exist_ok=True)
     shutil.rmtree(path_on(tmp_path, 1).parent)
-    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    loads()
     assert names(path_on(tmp_path, 1)) == ["manifest.json"]
 
 
-def crash(rank, root, when):
-    """Save, and have the commit fail on rank 1 at one of its steps."""
-    from ringstow.distributed import _commit
+def crash(rank, root):
+    """Save, and have the disk of rank 1 be full once it prepares the commit."""
+    native = _commit._native.NodeSession
+    full = OSError(28, "No space left on device", "manifest.json.part")
 
-    if rank == 1:
-        session = _commit._native.NodeSession
+    def failing(*args):
+        return Mock(wraps=native(*args), **({"prepare.side_effect": full} if rank == 1 else {}))
 
-        class Failing:
-            def __init__(self, *args):
-                self.session = session(*args)
-
-            def prepare(self, *args):
-                if when == "prepare":
-                    raise OSError(28, "No space left on device", "manifest.json.part")
-                return self.session.prepare(*args)
-
-            def abandon(self):
-                self.session.abandon()
-
-            def keep(self):
-                self.session.keep()
-
-        _commit._native.NodeSession, was = Failing, session
-    try:
-        state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
-        with pytest.raises((OSError, ringstow.Error), match="No space"):
-            distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
-    finally:
-        if rank == 1:
-            _commit._native.NodeSession = was
+    state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
+    with (
+        patch.object(_commit._native, "NodeSession", failing),
+        pytest.raises((OSError, ringstow.Error), match="No space"),
+    ):
+        distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
 
 
-def test_full_disk_on_one_node_commits_on_none_and_keeps_the_old_one(ranks, tmp_path):
-    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+def test_full_disk_on_one_node_commits_on_none_and_keeps_the_old_one(ranks, loads, tmp_path):
     before = [names(path_on(tmp_path, rank)) for rank in (0, 1)]
-    ranks(2).run(crash, tmp_path, "prepare")
+    ranks(2).run(crash, tmp_path)
     assert [names(path_on(tmp_path, rank)) for rank in (0, 1)] == before
-    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    loads()
 
 
-def test_commit_that_was_cut_between_nodes_is_finished_by_the_load(ranks, tmp_path):
-    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+def test_commit_that_was_cut_between_nodes_is_finished_by_the_load(loads, tmp_path):
     # As if rank 1 had been killed before its rename: all names are those before the commit.
     there = path_on(tmp_path, 1)
     for name in names(there):
@@ -197,7 +200,7 @@ def test_commit_that_was_cut_between_nodes_is_finished_by_the_load(ranks, tmp_pa
     swept = ringstow.prune(there.parent)
     assert "other nodes may have committed it" in swept.left[0].reason
     assert ringstow.steps(there.parent)[0].status == "incomplete"
-    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    loads()
     assert ringstow.steps(there.parent)[0].status == "committed"
     assert not [name for name in names(there) if name.endswith(".part")]
 
@@ -208,59 +211,55 @@ def damage(path, at=-1):
     path.write_bytes(content)
 
 
-def test_damaged_manifest_of_one_node_is_replaced_by_the_others(ranks, tmp_path):
-    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+def test_damaged_manifest_of_one_node_is_replaced_by_the_others(loads, tmp_path):
     damage(path_on(tmp_path, 0) / "manifest.json", 100)
-    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    loads()
     assert ringstow.verify(path_on(tmp_path, 0)).ok
     for rank in (0, 1):
         damage(path_on(tmp_path, rank) / "manifest.json", 100)
     with pytest.raises(ringstow.CorruptCheckpointError, match="manifest"):
-        ranks(2).run(load, "fsdp2", tmp_path)
+        loads()
 
 
-def test_links_lead_to_runs_and_checkpoints(ranks, tmp_path):
+@pytest.fixture
+def links(tmp_path):
+    """Let the runs of two nodes be links; return the root of links to their checkpoints."""
     for rank in (0, 1):
         (tmp_path / f"disk{rank}").mkdir()
         (tmp_path / f"node{rank}").mkdir()
         (tmp_path / f"node{rank}" / "run").symlink_to(tmp_path / f"disk{rank}")
-        (tmp_path / "links" / f"node{rank}" / "run").mkdir(parents=True)
         link = path_on(tmp_path / "links", rank)
+        link.parent.mkdir(parents=True)
         link.symlink_to(tmp_path / f"disk{rank}" / "step-7")
-    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
-    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
-    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path / "links")[0]) == []
+    return tmp_path / "links"
 
 
+def test_links_lead_to_runs_and_checkpoints(links, loads):
+    loads()
+    loads(links)
+
+
+@pytest.mark.usefixtures("saved")
 def test_copied_directory_is_no_node_of_its_own(ranks, tmp_path):
-    ranks(2).run(save, "fsdp2", tmp_path)
     shutil.rmtree(path_on(tmp_path, 1).parent)
     shutil.copytree(path_on(tmp_path, 0).parent, path_on(tmp_path, 1).parent)
     with pytest.raises(ringstow.InvalidStateError, match="was copied from another node"):
         ranks(2).run(save, "fsdp2", tmp_path)
-    (path_on(tmp_path, 1).parent / ".ringstow-node.json").unlink()
+    (path_on(tmp_path, 1).parent / _nodes.FILE).unlink()
     ranks(2).run(save, "fsdp2", tmp_path)
 
 
-def load_tied(rank, root):
+@on_ranks(2)
+def test_tied_tensors_are_compared_after_they_were_fetched(rank, tmp_path):
     """Two targets of one memory, of tensors that were saved apart and are equal."""
-    weight = torch.zeros(5000)
-    state = {"a": weight, "b": weight}
-    distributed.load_into(state, path_on(root, rank))
-    return float(weight.sum())
-
-
-def save_untied(rank, root):
     state = {"a": torch.ones(5000), "b": torch.ones(5000)}
-    distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes())
+    distributed.save(state, path_on(tmp_path, rank), nodes=ringstow.Nodes())
+    weight = torch.zeros(5000)
+    distributed.load_into({"a": weight, "b": weight}, path_on(tmp_path, rank))
+    assert weight.sum() == 5000.0
 
 
-def test_tied_tensors_are_compared_after_they_were_fetched(ranks, tmp_path):
-    ranks(2).run(save_untied, tmp_path)
-    assert ranks(2).run(load_tied, tmp_path) == [5000.0, 5000.0]
-
-
-def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkeypatch):
+def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path):
     ranks(2).run(save, "fsdp2", tmp_path, 2)
     run = path_on(tmp_path, 0, 2).parent
     before = run.stat().st_mtime_ns
@@ -268,12 +267,11 @@ def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkey
     assert run.stat().st_mtime_ns == before
 
 
-def interrupted(rank, root):
+@on_ranks(2)
+def test_interrupt_after_all_have_prepared_loses_neither_save(rank, tmp_path):
     """Rank 1 is interrupted once all have prepared; rank 0 commits before it notices."""
-    from ringstow._ranks._group import Group
-    from ringstow.distributed._commit import Apart
-
-    agreed, commit = Group.agreed, Apart._commit
+    save_again(rank, tmp_path)
+    agreed = Group.agreed
 
     def agreed_and_interrupted(group, error, value):
         said = agreed(group, error, value)
@@ -285,61 +283,42 @@ def interrupted(rank, root):
         save._session.commit()
         raise RuntimeError("Connection closed by peer")
 
-    Group.agreed, Apart._commit = agreed_and_interrupted, commit_alone
-    try:
-        state = {"step": 8, "own": PerRank(torch.full((5000,), rank))}
-        with pytest.raises(RuntimeError if rank == 0 else KeyboardInterrupt):
-            distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
-    finally:
-        Group.agreed, Apart._commit = agreed, commit
+    state = {"step": 8, "own": PerRank(torch.full((5000,), rank))}
+    with (
+        patch.object(Group, "agreed", agreed_and_interrupted),
+        patch.object(_commit.Apart, "_commit", commit_alone),
+        pytest.raises(RuntimeError if rank == 0 else KeyboardInterrupt),
+    ):
+        distributed.save(state, path_on(tmp_path, rank), step=8, nodes=ringstow.Nodes())
+    dist.barrier()
+    assert load_own(rank, tmp_path, 5000) == (8, rank)
 
 
-def load_own(rank, root):
-    state = {"step": 0, "own": PerRank(torch.zeros(5000, dtype=torch.int64))}
-    distributed.load_into(state, path_on(root, rank))
-    return state["step"], int(state["own"].value[0])
-
-
-def test_interrupt_after_all_have_prepared_loses_neither_save(ranks, tmp_path):
-    ranks(2).run(save_again, tmp_path)
-    ranks(2).run(interrupted, tmp_path)
-    assert ranks(2).run(load_own, tmp_path) == [(8, 0), (8, 1)]
-
-
+@pytest.mark.usefixtures("saved")
 def test_damage_is_met_where_it_is_and_named(ranks, tmp_path):
-    ranks(2).run(save, "fsdp2", tmp_path)
     for damaged in path_on(tmp_path, 1).glob("rank*"):
         damage(damaged)
     with pytest.raises(ringstow.CorruptCheckpointError, match="rank00001"):
         ranks(2).run(load, "plain", tmp_path)
 
 
-def fail_to_make_room(rank, root):
-    from ringstow.distributed import _fetched_files
-
-    if rank == 1:
-        _fetched_files.tempfile.mkdtemp, was = None, _fetched_files.tempfile.mkdtemp
-    try:
-        with pytest.raises((TypeError, ringstow.Error), match="NoneType"):
-            load(rank, "plain", root)
-    finally:
-        if rank == 1:
-            _fetched_files.tempfile.mkdtemp = was
-
-
-def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):
-    saved = ranks(2).run(save, "plain", tmp_path)[0]
-    ranks(2).run(fail_to_make_room, tmp_path)
-    assert differences(saved, ranks(2).run(load, "plain", tmp_path)[0]) == []
+@on_ranks(2)
+def test_rank_that_fails_before_the_others_send_fails_all(rank, tmp_path):
+    saved = save(rank, "plain", tmp_path)
+    broken = None if rank == 1 else _fetched_files.tempfile.mkdtemp
+    with (
+        patch.object(_fetched_files.tempfile, "mkdtemp", broken),
+        pytest.raises((TypeError, ringstow.Error), match="NoneType"),
+    ):
+        load(rank, "plain", tmp_path)
+    assert differences(saved, load(rank, "plain", tmp_path)) == []
 
 
 def save_again(rank, root):
     for step in (1, 2, 3):
         state = {"step": step, "own": PerRank(torch.full((1000,), step + rank))}
         distributed.save(state, path_on(root, rank), step=step, nodes=ringstow.Nodes())
-    state = {"step": 0, "own": PerRank(torch.zeros(1000, dtype=torch.int64))}
-    distributed.load_into(state, path_on(root, rank))
-    return state["step"], int(state["own"].value[0])
+    return load_own(rank, root, 1000)
 
 
 def test_saves_replace_each_other_on_all_nodes(ranks, tmp_path):
@@ -348,64 +327,50 @@ def test_saves_replace_each_other_on_all_nodes(ranks, tmp_path):
         assert ranks_in(path_on(tmp_path, rank)) == [rank]
 
 
-def save_many_small(rank, root):
+@on_ranks(2)
+def test_first_rank_writes_what_is_small_and_on_all(rank, tmp_path):
+    """Each node of a load needs it: from one file, not from the files of all ranks."""
+    path = path_on(tmp_path, rank)
     state = {f"small.{n}": torch.full((n,), n) for n in range(50)}
     state["large"] = torch.arange(3 << 20)  # each rank writes a part
-    distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes())
-    loaded = distributed.load(path_on(root, rank))
-    assert all(torch.equal(loaded[name], state[name]) for name in state)
-
-
-def test_first_rank_writes_what_is_small_and_on_all(ranks, tmp_path):
-    """Each node of a load needs it: from one file, not from the files of all ranks."""
-    ranks(2).run(save_many_small, tmp_path)
-    manifest = json.loads((path_on(tmp_path, 0) / "manifest.json").read_text())
+    distributed.save(state, path, nodes=ringstow.Nodes())
+    assert_same(distributed.load(path), state)
+    manifest = json.loads((path / "manifest.json").read_text())
     files = [file["name"] for file in manifest["files"]]
     ranks_of = {
         tensor["name"]: {int(files[chunk["file"]][4:9]) for chunk in tensor["chunks"]}
         for tensor in manifest["tensors"]
     }
-    assert ranks_of.pop("large") == {0, 1}
-    assert len(ranks_of) == 50
-    assert all(of == {0} for of in ranks_of.values())
+    assert ranks_of == {name: {0} for name in state} | {"large": {0, 1}}
 
 
-def refused(rank, root):
-    state = {"w": torch.ones(3)}
-    with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):
-        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), base=root / "x")
-    with pytest.raises(ringstow.InvalidStateError, match="is for a ringstow.CheckpointManager"):
-        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(replicas=2))
-    for settings in (ringstow.Config(stripe=[str(root)]), ringstow.Config(recycle=True)):
-        with pytest.raises(ringstow.InvalidStateError, match="all ranks share"):
-            distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), config=settings)
-    with pytest.raises(ringstow.InvalidStateError, match="same call"):
-        distributed.save(state, path_on(root, rank, name=f"step-{rank}"), nodes=ringstow.Nodes())
-    with pytest.raises(ringstow.InvalidStateError, match="same call"):
-        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes() if rank == 0 else None)
+@on_ranks(2)
+def test_what_cannot_be_is_refused_on_all(rank, tmp_path):
+    def is_refused(match, name="step-7", **options):
+        options = {"nodes": ringstow.Nodes(), **options}
+        with pytest.raises(ringstow.InvalidStateError, match=match):
+            distributed.save({"w": torch.ones(3)}, path_on(tmp_path, rank, name=name), **options)
 
-
-def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
-    ranks(2).run(refused, tmp_path)
+    is_refused("base is for a directory", base=tmp_path / "x")
+    is_refused("is for a ringstow.CheckpointManager", nodes=ringstow.Nodes(replicas=2))
+    for settings in (ringstow.Config(stripe=[str(tmp_path)]), ringstow.Config(recycle=True)):
+        is_refused("all ranks share", config=settings)
+    is_refused("same call", name=f"step-{rank}")
+    is_refused("same call", nodes=ringstow.Nodes() if rank == 0 else None)
+    dist.barrier()
     assert not list(tmp_path.glob("*/run/*"))
 
 
-def load_what_is_not_there(rank, root):
+@on_ranks(2)
+def test_what_is_nowhere_is_not_found_and_other_paths_have_a_hint(rank, tmp_path):
     with pytest.raises(FileNotFoundError):
-        distributed.load_into({"w": torch.ones(3)}, path_on(root, rank))
+        distributed.load_into({"w": torch.ones(3)}, path_on(tmp_path, rank))
     with pytest.raises(ringstow.InvalidStateError, match=r"say so: nodes=ringstow.Nodes\(\)"):
-        distributed.save({"w": torch.ones(3)}, path_on(root, rank))
+        distributed.save({"w": torch.ones(3)}, path_on(tmp_path, rank))
 
 
-def test_what_is_nowhere_is_not_found_and_other_paths_have_a_hint(ranks, tmp_path):
-    ranks(2).run(load_what_is_not_there, tmp_path)
-
-
-def shared(rank, path):
+@on_ranks(2)
+def test_one_directory_for_all_ranks_is_one_node(rank, tmp_path):
+    path = tmp_path / "run/step-1"
     distributed.save({"w": torch.ones(3), "step": 1}, path, nodes=ringstow.Nodes())
-    return distributed.load(path)["step"]
-
-
-def test_one_directory_for_all_ranks_is_one_node(ranks, tmp_path):
-    assert ranks(2).run(shared, tmp_path / "run/step-1") == [1, 1]
-    assert ringstow.load(tmp_path / "run/step-1")["step"] == 1
+    assert (distributed.load(path)["step"], ringstow.load(path)["step"]) == (1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -12,6 +11,7 @@ import time
 
 import pytest
 import torch
+from node_runs import manager_on, root_on
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -20,10 +20,6 @@ from ringstow.distributed import PerRank, _commit
 
 KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "6"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "1"))
-
-
-def root_on(root, rank):
-    return pathlib.Path(root) / f"node{rank}" / "run"
 
 
 def state_of(rank, step):
@@ -36,11 +32,6 @@ def state_of(rank, step):
         "own": PerRank(torch.tensor([rank, step])),
         "step": step,
     }
-
-
-def manager_on(rank, root, *, replicas=1, **options):
-    nodes = ringstow.Nodes(replicas=replicas)
-    return ringstow.CheckpointManager(root_on(root, rank), nodes=nodes, **options)
 
 
 def train(rank, root, steps, options):

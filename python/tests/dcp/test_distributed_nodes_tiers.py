@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
+from unittest.mock import patch
 
 import forked
 import pytest
 import torch
-from layouts import EVEN_HIDDEN, differences, whole
+from layouts import EVEN_HIDDEN, differences, filled
 from node_runs import manager_on, root_on, saved_and_copied, train, train_own
+from ranks import on_ranks
 from test_distributed import state_of
 from tiered import AT_ONCE, before_copies, pause
-from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
 from ringstow.distributed import PerRank
 
 
-@contextlib.contextmanager
-def environment(values):
-    """Set what this rank finds in its environment."""
-    was = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in was.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
 def in_environment(rank, values, function, *args):
-    with environment(values):
+    with patch.dict(os.environ, values):
         return function(rank, *args)
 
 
@@ -70,7 +56,8 @@ def test_nodes_send_their_files_to_a_directory_that_all_see(ranks, tmp_path):
     assert differences(saved, loaded) == []
 
 
-def claim_one_that_is_away(rank, root):
+@on_ranks(3)
+def test_tier_that_one_node_cannot_ask_is_tried_again_by_all(rank, tmp_path):
     """Rank 1 fails to read from the tier which run its steps belong to, at the first two tries."""
     from ringstow import _native
 
@@ -86,11 +73,7 @@ def claim_one_that_is_away(rank, root):
     with pytest.MonkeyPatch.context() as patch:
         pause(patch)
         patch.setattr(_native, "run_of", away)
-        return saved_and_copied(rank, root, tiers=[root / "shared" / "run"])
-
-
-def test_tier_that_one_node_cannot_ask_is_tried_again_by_all(ranks, tmp_path):
-    assert ranks(3).run(claim_one_that_is_away, tmp_path) == [None] * 3
+        assert saved_and_copied(rank, tmp_path, tiers=[tmp_path / "shared" / "run"]) is None
     assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1]
 
 
@@ -139,25 +122,21 @@ def test_a_last_try_that_fails_ends_on_all_nodes(ranks, tmp_path):
     assert ringstow.latest(tmp_path / "shared/run") is None
 
 
-def keep_the_newest_here(rank, root):
-    options = {"tiers": ringstow.Tiers([root / "shared" / "run"], keep_here=1)}
-    with manager_on(rank, root, **options) as manager:
+@on_ranks(2)
+def test_steps_leave_all_nodes_once_the_tier_has_them(rank, tmp_path):
+    options = {"tiers": ringstow.Tiers([tmp_path / "shared" / "run"], keep_here=1)}
+    with manager_on(rank, tmp_path, **options) as manager:
         assert manager.restore(into={"own": PerRank(torch.zeros(100))}) is None
         for step in (1, 2, 3):
             manager.save(step, {"own": PerRank(torch.full((100,), 10.0 * step + rank))})
             assert manager.wait_promoted()
     state = {"own": PerRank(torch.zeros(100))}
-    with manager_on(rank, root, **options) as manager:
+    with manager_on(rank, tmp_path, **options) as manager:
         assert manager.restore(1, into=state).step == 1
         assert manager.restore(into={"own": PerRank(torch.zeros(100))}).step == 3
         manager.save(4, {"own": PerRank(torch.full((100,), 40.0 + rank))})
-    return float(state["own"].value[0])
-
-
-def test_steps_leave_all_nodes_once_the_tier_has_them(ranks, tmp_path):
-    assert ranks(2).run(keep_the_newest_here, tmp_path) == [10.0, 11.0]
-    for rank in (0, 1):
-        assert [one.step for one in ringstow.steps(root_on(tmp_path, rank))] == [4]
+    assert state["own"].value[0] == 10.0 + rank
+    assert [one.step for one in ringstow.steps(root_on(tmp_path, rank))] == [4]
     assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 2, 3, 4]
 
 
@@ -182,10 +161,7 @@ def resume_from_store(rank, root, options):
         restored = manager.restore(into=state)
     assert restored.path.startswith(str(options["tiers"].places[0]))
     assert int(state["own"].value[0]) == restored.step + rank
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-    )
-    return restored.step, whole(model, optimizer)
+    return restored.step, filled(model, optimizer, state)
 
 
 def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket):
@@ -211,16 +187,13 @@ def test_replica_is_sent_for_a_node_that_is_lost(ranks, tmp_path, bucket):
     assert ringstow.verify(url).ok
 
 
-def keep_the_first(rank, root):
-    options = {"tiers": ringstow.Tiers([root / "shared" / "run"], keep=1), "keep": 1}
-    with manager_on(rank, root, **options) as manager:
+@on_ranks(2)
+def test_kept_step_outlives_the_rules_of_the_tier_of_nodes(rank, tmp_path):
+    options = {"tiers": ringstow.Tiers([tmp_path / "shared" / "run"], keep=1), "keep": 1}
+    with manager_on(rank, tmp_path, **options) as manager:
         for step in (1, 2, 3):
             manager.save(step, {"own": PerRank(torch.full((100,), 10.0 * step + rank))})
             assert manager.wait_promoted()
             if step == 1:
                 manager.keep(1)
-
-
-def test_kept_step_outlives_the_rules_of_the_tier_of_nodes(ranks, tmp_path):
-    ranks(2).run(keep_the_first, tmp_path)
     assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 3]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import threading
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from layouts import EVEN_HIDDEN, differences, whole
+from layouts import EVEN_HIDDEN, differences, filled
 from node_runs import manager_on, root_on, saved_and_copied, train, train_own
+from ranks import on_ranks
+from support import flip, logged
 from test_distributed import state_of
 from tiered import pause
-from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
 from ringstow import distributed
@@ -33,10 +34,7 @@ def resume(rank, root, options, step=None, on_corrupt="raise"):
     assert restored.path.startswith(str(root_on(root, rank)))
     assert int(state["own"].value[0]) == restored.step + rank
     assert newest is not None
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-    )
-    return restored.step, found, whole(model, optimizer)
+    return restored.step, found, filled(model, optimizer, state)
 
 
 def ranks_in(directory):
@@ -101,27 +99,22 @@ def test_step_that_was_lost_with_a_node_is_passed_over(ranks, tmp_path):
         ranks(2).run(resume, tmp_path, {}, 2)
 
 
-def find_best(rank, root, options):
-    """Return which of two steps is the best, before files of the better one are lost and after."""
+@pytest.mark.parametrize("has_tier", [False, True], ids=["alone", "with a tier"])
+@on_ranks(2)
+def test_best_step_is_one_of_which_no_file_is_lost(rank, tmp_path, has_tier):
+    options = {"tiers": ringstow.Tiers([tmp_path / "shared"], keep=1)} if has_tier else {}
     own = {"own": PerRank(torch.zeros(5))}
-    with manager_on(rank, root, **options) as manager:
+    with manager_on(rank, tmp_path, **options) as manager:
         for step in (1, 2):
             manager.save(step, own, metrics={"loss": step})
             assert manager.wait_promoted()
-        before = manager.best("loss", "min")
+        assert manager.best("loss", "min").step == 1
         dist.barrier()
         if rank == 1:
-            for lost in (root_on(root, 1) / "step-00000001").glob("rank*"):
+            for lost in (root_on(tmp_path, 1) / "step-00000001").glob("rank*"):
                 lost.unlink()
         dist.barrier()
-        after = manager.best("loss", "min")
-    return before.step, after.step
-
-
-@pytest.mark.parametrize("has_tier", [False, True], ids=["alone", "with a tier"])
-def test_best_step_is_one_of_which_no_file_is_lost(ranks, tmp_path, has_tier):
-    options = {"tiers": ringstow.Tiers([tmp_path / "shared"], keep=1)} if has_tier else {}
-    assert ranks(2).run(find_best, tmp_path, options) == [(1, 2), (1, 2)]
+        assert manager.best("loss", "min").step == 2
 
 
 def load_all(rank, root):
@@ -134,9 +127,9 @@ def test_replica_is_used_where_a_file_is_damaged(ranks, tmp_path, is_cut, into):
     saved = ranks(2).run(train, tmp_path, [1], {"replicas": 2})[0]
     here = root_on(tmp_path, 1) / "step-00000001"
     for damaged in here.glob("rank00001*"):
-        content = bytearray(damaged.read_bytes())
-        content[-1] ^= 1
-        damaged.write_bytes(content[:-1] if is_cut else content)
+        flip(damaged, -1)
+        if is_cut:
+            os.truncate(damaged, damaged.stat().st_size - 1)
     assert not ringstow.verify(here).ok
     if into:
         step, _, loaded = ranks(2).run(resume, tmp_path, {"replicas": 2})[0]
@@ -223,70 +216,53 @@ def restore_previous(rank, root, on_corrupt):
         return manager.restore(into=state, on_corrupt=on_corrupt).step
 
 
-def two_at_once(rank, root):
+@on_ranks(2)
+def test_manager_looks_while_another_save_of_the_ranks_runs(rank, tmp_path):
     """A manager and a save of the same ranks communicate at the same time."""
     state = {"own": PerRank(torch.zeros(1 << 20))}
-    manager = manager_on(rank, root / "managed")
-    manager.save(1, state)
-    for step in range(5):
-        path = root_on(root / "other", rank) / f"step-{step}"
-        handle = distributed.save_async(state, path, nodes=ringstow.Nodes())
-        assert manager.latest().step == 1
-        handle.result()
-    manager.close()
+    with manager_on(rank, tmp_path / "managed") as manager:
+        manager.save(1, state)
+        for step in range(5):
+            path = root_on(tmp_path / "other", rank) / f"step-{step}"
+            handle = distributed.save_async(state, path, nodes=ringstow.Nodes())
+            assert manager.latest().step == 1
+            handle.result()
 
 
-def test_manager_looks_while_another_save_of_the_ranks_runs(ranks, tmp_path):
-    ranks(2).run(two_at_once, tmp_path)
-
-
-def test_nothing_saved_yet_is_none(ranks, tmp_path):
-    assert ranks(2).run(resume_nothing, tmp_path) == [None, None]
-
-
-def resume_nothing(rank, root):
-    with manager_on(rank, root) as manager:
+@on_ranks(2)
+def test_nothing_saved_yet_is_none(rank, tmp_path):
+    with manager_on(rank, tmp_path) as manager:
         assert manager.steps() == []
         assert manager.latest() is None
-        return manager.restore(into={"w": torch.ones(3)})
+        assert manager.restore(into={"w": torch.ones(3)}) is None
 
 
-def fill_disk(rank, root):
+@on_ranks(2)
+def test_full_disk_of_the_other_node_fails_the_copy_alone(rank, tmp_path):
     """Copies fail on rank 1, whose disk is full; saves go on."""
-    import resource
+    from ringstow.distributed import _node_replicas
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     state = {"large": PerRank(torch.zeros(2 << 20)), "step": 1}
-    with manager_on(rank, root, replicas=2) as manager:
-        try:
-            manager.save(1, state)
-            assert manager.wait_promoted()
-            from ringstow.distributed import _node_replicas
-
-            if rank == 1:
-                _node_replicas.open_write, was = full_disk, _node_replicas.open_write
+    with manager_on(rank, tmp_path, replicas=2) as manager:
+        manager.save(1, state)
+        assert manager.wait_promoted()
+        write = full_disk if rank == 1 else _node_replicas.open_write
+        with patch.object(_node_replicas, "open_write", write):
             manager.save(2, state)
             assert not manager.wait_promoted()
-            assert "No space left" in str(manager.promotion_error)
-            if rank == 1:
-                _node_replicas.open_write = was
-            manager.save(3, state)
-            assert manager.wait_promoted()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "No space left" in str(manager.promotion_error)
+        manager.save(3, state)
+        assert manager.wait_promoted()
+    assert ranks_in(root_on(tmp_path, 1) / "step-00000002") == [1]
+    assert ranks_in(root_on(tmp_path, 1) / "step-00000003") == [0, 1]
 
 
 def full_disk(path):
     raise OSError(28, "No space left on device", path)
 
 
-def test_full_disk_of_the_other_node_fails_the_copy_alone(ranks, tmp_path):
-    ranks(2).run(fill_disk, tmp_path)
-    assert ranks_in(root_on(tmp_path, 1) / "step-00000002") == [1]
-    assert ranks_in(root_on(tmp_path, 1) / "step-00000003") == [0, 1]
-
-
-def copy_to_a_full_disk(rank, root):
+@on_ranks(2)
+def test_copy_to_a_node_whose_disk_was_full_is_tried_again(rank, tmp_path):
     """The disk of rank 1 is full at the first two tries, and nothing is saved after that."""
     from ringstow.distributed import _node_replicas
 
@@ -299,18 +275,8 @@ def copy_to_a_full_disk(rank, root):
     with pytest.MonkeyPatch.context() as patch:
         pause(patch)
         patch.setattr(_node_replicas, "open_write", full_at_first)
-        return saved_and_copied(rank, root, replicas=2)
-
-
-def test_copy_to_a_node_whose_disk_was_full_is_tried_again(ranks, tmp_path):
-    assert ranks(2).run(copy_to_a_full_disk, tmp_path) == [None, None]
-    for rank in (0, 1):
-        assert ranks_in(root_on(tmp_path, rank) / "step-00000001") == [0, 1]
-
-
-def make(rank, root, options, match):
-    with pytest.raises((ringstow.InvalidStateError, ValueError), match=match):
-        manager_on(rank, root, **options)
+        assert saved_and_copied(rank, tmp_path, replicas=2) is None
+    assert ranks_in(root_on(tmp_path, rank) / "step-00000001") == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -322,42 +288,28 @@ def make(rank, root, options, match):
         ({"keep": ringstow.Retention(slim_after=1)}, "Retention.slim_after is for a directory"),
     ],
 )
-def test_what_cannot_be_is_refused(ranks, tmp_path, options, match):
-    ranks(2).run(make, tmp_path, options, match)
+@on_ranks(2)
+def test_what_cannot_be_is_refused(rank, tmp_path, options, match):
+    with pytest.raises((ringstow.InvalidStateError, ValueError), match=match):
+        manager_on(rank, tmp_path, **options)
 
 
-def make_differently(rank, root, options, match):
-    with pytest.raises(ringstow.InvalidStateError, match=match):
-        ringstow.CheckpointManager(root_on(root, rank), **(options if rank == 1 else {}))
+@on_ranks(2)
+def test_ranks_that_make_different_managers_are_all_told(rank, tmp_path):
+    nodes, two = ringstow.Nodes(), ringstow.Nodes(replicas=2)
+    for options, match in [
+        ([{}, {"nodes": nodes}], r"different nodes: rank 0: None, rank 1: Nodes\(replicas=1\)"),
+        ([{}, {"nodes": two}], "different nodes"),
+        ([{"nodes": nodes}, {"nodes": two}], "different nodes"),
+        ([{"nodes": nodes, "keep": n} for n in (1, 2)], "different keep and tiers"),
+    ]:
+        with pytest.raises(ringstow.InvalidStateError, match=match):
+            ringstow.CheckpointManager(root_on(tmp_path, rank), **options[rank])
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        (
-            {"nodes": ringstow.Nodes()},
-            r"different nodes: rank 0: None, rank 1: Nodes\(replicas=1\)",
-        ),
-        ({"nodes": ringstow.Nodes(replicas=2)}, "different nodes"),
-    ],
-)
-def test_ranks_that_make_different_managers_are_all_told(ranks, tmp_path, options, match):
-    ranks(2).run(make_differently, tmp_path, options, match)
-
-
-def make_with_other_copies(rank, root):
-    with pytest.raises(ringstow.InvalidStateError, match="different nodes"):
-        manager_on(rank, root, replicas=1 + rank)
-    with pytest.raises(ringstow.InvalidStateError, match="different keep and tiers"):
-        manager_on(rank, root, keep=1 + rank)
-
-
-def test_ranks_with_other_copies_are_all_told(ranks, tmp_path):
-    ranks(2).run(make_with_other_copies, tmp_path)
-
-
-def wait_for_a_failed_save(rank, root):
-    with manager_on(rank, root, replicas=2) as manager:
+@on_ranks(2)
+def test_wait_for_copies_waits_for_the_save_and_says_if_it_failed(rank, tmp_path):
+    with manager_on(rank, tmp_path, replicas=2) as manager:
         manager.save_async(1, {"w": torch.ones(5)})
         assert manager.wait_promoted()
         assert manager.latest().step == 1
@@ -367,36 +319,17 @@ def wait_for_a_failed_save(rank, root):
             manager.wait()
 
 
-def test_wait_for_copies_waits_for_the_save_and_says_if_it_failed(ranks, tmp_path):
-    ranks(2).run(wait_for_a_failed_save, tmp_path)
-
-
 def test_one_process_has_no_nodes(tmp_path):
     with pytest.raises(ringstow.InvalidStateError, match="for several ranks"):
         ringstow.CheckpointManager(tmp_path, nodes=ringstow.Nodes())
     assert not dist.is_initialized()
 
 
-def found_without_manifest(rank, root):
-    """Delete the newest step's manifest on each node; return the newest step, and the log."""
-    said = []
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            said.append(record.getMessage())
-
-    os.remove(root_on(root, rank) / "step-00000002/manifest.json")
-    handler, logger = Handler(), logging.getLogger("ringstow")
-    logger.addHandler(handler)
-    try:
-        with manager_on(rank, root) as manager:
-            return manager.latest().step, said
-    finally:
-        logger.removeHandler(handler)
-
-
-def test_step_whose_manifest_is_gone_on_all_nodes_is_told(ranks, tmp_path):
-    ranks(2).run(train_own, tmp_path, (1, 2), {})
-    for newest, said in ranks(2).run(found_without_manifest, tmp_path):
-        assert newest == 1
-        assert any("step-00000002, whose manifest is gone" in line for line in said), said
+@on_ranks(2)
+def test_step_whose_manifest_is_gone_on_all_nodes_is_told(rank, tmp_path):
+    train_own(rank, tmp_path, (1, 2), {})
+    os.remove(root_on(tmp_path, rank) / "step-00000002/manifest.json")
+    gone = logged("step-00000002, whose manifest is gone")
+    with gone as said, manager_on(rank, tmp_path) as manager:
+        assert manager.latest().step == 1
+    assert said

@@ -60,11 +60,7 @@ LOST = "the last save is not made: rank 2 on {host} does not answer, while rank 
 
 @pytest.mark.parametrize(
     ("how", "grace", "moment"),
-    [
-        ("killed", 300, "_write_share"),
-        ("killed", 300, "_meet"),
-        ("hung", 20, "_write_share"),
-    ],
+    [("killed", 300, "_write_share"), ("killed", 300, "_meet"), ("hung", 20, "_write_share")],
 )
 @pytest.mark.timeout(600)
 def test_the_others_name_it_within_the_grace_period(how, grace, moment, tmp_path):

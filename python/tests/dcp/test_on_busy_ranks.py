@@ -3,102 +3,73 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import patch
 
 import pytest
 import torch
+from ranks import on_ranks, raised
 
 import ringstow
 from ringstow import CheckpointManager
 from ringstow._manager import _after_save
 
+STATE = {"w": torch.zeros(1000)}
 
-def train(rank, root, has_nodes, slow_rank):
-    """Save steps of which one comes while a rank is busy; return which were skipped, and why."""
-    root = root / f"node{rank}" if has_nodes else root
-    gate = threading.Event()
+
+def held(gate):
+    """Hold saves in their last part, the removal of old steps, until an event is set."""
     clear = _after_save.cleared
-
-    def held(*given):
-        gate.wait()
-        return clear(*given)
-
-    if rank == slow_rank:
-        _after_save.cleared = held
-    try:
-        state = {"w": torch.zeros(1000)}
-        nodes = ringstow.Nodes() if has_nodes else None
-        with CheckpointManager(root / "run", nodes=nodes) as manager:
-            handles = [manager.save_async(1, state, on_busy="skip")]
-            if rank != slow_rank:  # its part of the save has ended long ago
-                manager._calls.saving.is_over.wait()
-            handles.append(manager.save_async(2, state, on_busy="skip"))
-            gate.set()
-            manager.wait()
-            handles.append(manager.save_async(3, state, on_busy="skip"))
-            handles[-1].result()
-            return [handle.skipped for handle in handles], [s.step for s in manager.steps()]
-    finally:
-        _after_save.cleared = clear
+    return patch.object(_after_save, "cleared", lambda *given: (gate.wait(), clear(*given))[1])
 
 
 @pytest.mark.parametrize("has_nodes", [False, True])
-def test_all_ranks_leave_out_the_same_step(ranks, tmp_path, has_nodes):
-    expected = ([False, True, False], [1, 3])
-    assert ranks(2).run(train, tmp_path, has_nodes, 0) == [expected] * 2
+@on_ranks(2)
+def test_all_ranks_leave_out_the_same_step(rank, tmp_path, has_nodes):
+    root, nodes, gate = tmp_path / "run", None, threading.Event()
+    if has_nodes:
+        root, nodes = tmp_path / f"node{rank}" / "run", ringstow.Nodes()
+    if rank == 1:  # rank 0 is the slow one
+        gate.set()
+    with held(gate), CheckpointManager(root, nodes=nodes) as manager:
+        handles = [manager.save_async(1, STATE, on_busy="skip")]
+        if rank == 1:  # its part of the save has ended long ago
+            manager._calls.saving.is_over.wait()
+        handles.append(manager.save_async(2, STATE, on_busy="skip"))
+        gate.set()
+        manager.wait()
+        handles.append(manager.save_async(3, STATE, on_busy="skip"))
+        handles[-1].result()
+        assert [handle.skipped for handle in handles] == [False, True, False]
+        assert [step.step for step in manager.steps()] == [1, 3]
 
 
-def other_calls(rank, root):
-    with CheckpointManager(root) as manager:
+@on_ranks(2)
+def test_ranks_that_save_different_steps_are_told(rank, tmp_path):
+    with CheckpointManager(tmp_path) as manager:
+        kind, text = raised(lambda: manager.save_async(1 + rank, STATE, on_busy="skip"))
+    assert kind == "InvalidStateError"
+    assert "do not make the same call" in text
+
+
+@on_ranks(2)
+def test_bad_metrics_of_a_step_that_is_left_out_fail_on_all_ranks(rank, tmp_path):
+    """Rank 1 alone gives them."""
+    gate, metrics = threading.Event(), {"loss": "x" if rank else 1}
+    with held(gate), CheckpointManager(tmp_path) as manager:
+        manager.save_async(1, STATE, on_busy="skip")
         try:
-            manager.save_async(1 + rank, {"w": torch.zeros(4)}, on_busy="skip")
-        except ringstow.InvalidStateError as error:
-            return str(error)
-    return ""
+            with pytest.raises(ringstow.Error):
+                manager.save_async(2, STATE, metrics=metrics, on_busy="skip")
+        finally:
+            gate.set()
 
 
-def test_ranks_that_save_different_steps_are_told(ranks, tmp_path):
-    for said in ranks(2).run(other_calls, tmp_path / "run"):
-        assert "do not make the same call" in said
-
-
-def bad_metrics(rank, root):
-    """Leave a step out with metrics that rank 1 alone gives wrongly; return what each rank gets."""
-    gate = threading.Event()
-    clear = _after_save.cleared
-    _after_save.cleared = lambda *given: (gate.wait(), clear(*given))[1]
-    try:
-        with CheckpointManager(root) as manager:
-            manager.save_async(1, {"w": torch.zeros(4)}, on_busy="skip")
-            try:
-                manager.save_async(
-                    2, {"w": torch.zeros(4)}, metrics={"loss": "x" if rank else 1}, on_busy="skip"
-                )
-            except ringstow.Error as error:
-                return type(error).__name__
-            finally:
-                gate.set()
-    finally:
-        _after_save.cleared = clear
-    return ""
-
-
-def test_bad_metrics_of_a_step_that_is_left_out_fail_on_all_ranks(ranks, tmp_path):
-    assert "" not in ranks(2).run(bad_metrics, tmp_path / "run")
-
-
-def other_words(rank, root):
-    said = []
-    with CheckpointManager(root, keep=ringstow.Retention(every=10 + rank)) as manager:
+@on_ranks(2)
+def test_ranks_that_differ_in_on_busy_or_in_what_stays_are_told(rank, tmp_path):
+    with CheckpointManager(tmp_path, keep=ringstow.Retention(every=10 + rank)) as manager:
         for step, on_busy in ((1, "skip" if rank else "wait"), (10, "skip")):
-            try:
-                manager.save_async(step, {"w": torch.zeros(4)}, on_busy=on_busy)
-            except ringstow.InvalidStateError as error:
-                said.append(str(error))
-    return said
-
-
-def test_ranks_that_differ_in_on_busy_or_in_what_stays_are_told(ranks, tmp_path):
-    for said, every in ranks(2).run(other_words, tmp_path / "run"):
-        assert "do not make the same call" in said
-        assert "rank 0: save_async[1, 'wait']; rank 1: save_async[1, 'skip']" in said
-        assert "rank 0: save_async[10, 'wait']; rank 1: save_async[10, 'skip']" in every
+            with pytest.raises(ringstow.InvalidStateError) as caught:
+                manager.save_async(step, STATE, on_busy=on_busy)
+            assert "do not make the same call" in str(caught.value)
+            expected = f"rank 0: save_async[{step}, 'wait']; rank 1: save_async[{step}, 'skip']"
+            assert expected in str(caught.value)

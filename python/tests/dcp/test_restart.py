@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import shutil
@@ -37,15 +38,13 @@ def run(root, what, ranks, saved):
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """Return a function that returns the directory of trainings that so many ranks had saved."""
-    made = {}
 
+    @functools.cache
     def directory(ranks):
-        if ranks not in made:
-            root = tmp_path_factory.mktemp(f"saved-by-{ranks}")
-            codes, said = run(root, "save", ranks, ranks)
-            assert codes == [-signal.SIGKILL] * max(ranks, 1), said
-            made[ranks] = root
-        return made[ranks]
+        root = tmp_path_factory.mktemp(f"saved-by-{ranks}")
+        codes, said = run(root, "save", ranks, ranks)
+        assert codes == [-signal.SIGKILL] * max(ranks, 1), said
+        return root
 
     return directory
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
+from ranks import on_ranks
+from support import logged
 
 import ringstow
 from ringstow._core import _waiting
@@ -61,64 +65,46 @@ def test_each_raises_on_all_ranks_what_one_raises(ranks, victim):
     assert f"rank {victim} failed: KeyError" in text
 
 
-def asked_of_no_group(rank):
+@on_ranks(2)
+def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(rank):
     group = dist.new_group(backend="gloo")
     team = Group(group)
     dist.destroy_process_group(group)
-    said = []
+    first = "result(), or close the manager, before destroy_process_group()"
     for ask in (
         lambda: Group(group),
         lambda: team.gathered(None),
         lambda: team.agree(None),
         lambda: team.from_first(lambda: 1),
     ):
-        with pytest.raises(ringstow.InvalidStateError) as caught:
+        with pytest.raises(ringstow.InvalidStateError, match=re.escape(first)):
             ask()
-        said.append(str(caught.value))
-    return set(said)
-
-
-def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(ranks):
-    for said in ranks(2).run(asked_of_no_group):
-        (text,) = said
-        assert "result(), or close the manager, before destroy_process_group()" in text
-
-
-def one_is_late(rank, mark, makes_group):
-    """Rank 1 comes once rank 0 has logged."""
-    said = []
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            said.append(record.getMessage())
-            mark.touch()
-
-    handler, logger = Handler(), logging.getLogger("ringstow")
-    before = _waiting.PATIENCE_S
-    _waiting.PATIENCE_S = 0.0 if rank == 0 else before
-    logger.addHandler(handler)
-    try:
-        while rank == 1 and not mark.exists():
-            os.sched_yield()
-        group = None if makes_group else Group()
-        if group is None:
-            of_all_ranks()
-        else:
-            group.doing = "the save to run/step-1"
-            group.gathered(rank)
-    finally:
-        logger.removeHandler(handler)
-        _waiting.PATIENCE_S = before
-    return said
 
 
 @pytest.mark.parametrize("makes_group", [False, True])
-def test_a_rank_says_that_it_waits_for_others(ranks, tmp_path, makes_group):
-    said, none = ranks(2).run(one_is_late, tmp_path / "logged", makes_group)
+@on_ranks(2)
+def test_a_rank_says_that_it_waits_for_others(rank, tmp_path, makes_group):
+    """Rank 1 comes once rank 0 has logged."""
     what = "new_group()" if makes_group else "the save to run/step-1"
-    (text,) = said
-    assert text.startswith(
-        f"rank 0 of 2 waits for the other ranks in {what}; all of them must make"
-    )
-    assert f", for 0 s so far, on node {os.uname().nodename} in process " in text
-    assert none == []
+    mark, patience = tmp_path / "logged", 0.0 if rank == 0 else _waiting.PATIENCE_S
+    handler = logging.Handler()
+    handler.emit = lambda record: mark.touch()
+    logger = logging.getLogger("ringstow")
+    logger.addHandler(handler)
+    try:
+        with logged() as said, patch.object(_waiting, "PATIENCE_S", patience):
+            while rank == 1 and not mark.exists():
+                os.sched_yield()
+            if makes_group:
+                of_all_ranks()
+            else:
+                group = Group()
+                group.doing = what
+                group.gathered(rank)
+    finally:
+        logger.removeHandler(handler)
+    assert len(said) == (1 if rank == 0 else 0)
+    for text in said:
+        waits = f"rank 0 of 2 waits for the other ranks in {what}; all of them must make"
+        assert text.startswith(waits)
+        assert f", for 0 s so far, on node {os.uname().nodename} in process " in text

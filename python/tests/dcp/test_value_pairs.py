@@ -38,10 +38,7 @@ PICKLED = {
     ],
 }
 # numpy unpickles it in the byte order of this machine.
-SWAPPED = {
-    "stock dcp.save": ["big-endian array"],
-    "torch.save": ["big-endian array"],
-}
+SWAPPED = {"stock dcp.save": ["big-endian array"], "torch.save": ["big-endian array"]}
 # What torch's planner flattens in another way than it was saved: it says "Missing key".
 NOT_FLAT = {"dcp.load": ["lists of empty"]}
 ALONE = ("load", "distributed.load", "restore()")

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import collections
 import copy
-import enum
 import inspect
 import warnings
 
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from value_list import EQUAL, Level, Mode
 
 import ringstow
 import ringstow.dcp
 import ringstow.distributed
 
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Mode(str, enum.Enum):  # noqa: UP042
-    TRAIN = "train"
-
-
-PLAIN = {
-    "None": None,
+SHARED = (
+    *("None", "bool", "large int", "float", "complex", "bytes", "set", "frozenset", "deque"),
+    *("numpy scalar", "big-endian array", "torch.Size", "torch.dtype", "torch.device"),
+    *("IntEnum", "str Enum", "tuple of tensors"),
+)
+PLAIN = {name: EQUAL[name]() for name in SHARED} | {
     "bools": [True, False],
-    "bool": True,
-    "large int": 2**70,
-    "complex": 1 - 2j,
-    "bytes": b"\0ab",
-    "float": 0.1,
     "empty dict": {},
     "empty list": [],
     "empty tuple": (),
@@ -71,23 +61,12 @@ PLAIN = {
     "array of half": np.ones(3, np.float16),
     "0-d array": np.array(2.5),
     "empty array": np.zeros((0, 3)),
-    "big-endian array": np.arange(3, dtype=">i4"),
     "arrays": {"a": np.ones(2), "b": [np.ones(1), {"c": np.zeros(3, "u1")}]},
-    "numpy scalar": np.float32(0.1),
     "numpy ints": [np.int64(1), np.bool_(True)],
-    "IntEnum": Level.LOW,
-    "str Enum": Mode.TRAIN,
     "torch's own": [torch.Size([1, 2]), torch.bfloat16, torch.device("cpu")],
-    "torch.Size": torch.Size([2]),
-    "torch.dtype": torch.float16,
-    "torch.device": torch.device("cuda:1"),
-    "set": {1, 2},
-    "frozenset": frozenset({"a"}),
-    "tuple of tensors": (torch.arange(2.0), 1, (torch.ones(1),)),
     "list of tensors": [torch.arange(2.0), 1, "a"],
     "list of a tuple": [(1, 2), {"a": (3,)}],
     "0-d tensor": torch.tensor(3.0),
-    "deque": collections.deque([1, 2], maxlen=3),
 }
 
 

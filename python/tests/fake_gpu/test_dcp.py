@@ -12,10 +12,9 @@ import torch.distributed.checkpoint as dcp
 from driver import AWHILE_S
 from states import blank, every_kind, load, plain
 from support import assert_same
-from test_dcp_async import Held
+from test_dcp_async import STAGERS, WITH_STAGERS, Held, background
 from test_load import host
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch_has import needs_async_stager, needs_background_process, stager_option
+from torch_has import needs_async_stager, needs_background_process
 
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter, _snapshot, _writer
@@ -27,19 +26,6 @@ pytestmark = [
 ]
 
 SECONDS = 300
-STAGERS = {
-    "the writer": lambda writer: None,
-    "streaming": lambda writer: writer.stager(),
-    "blocking": lambda writer: BlockingAsyncStager(),
-}
-WITH_STAGERS = pytest.mark.parametrize(
-    "which",
-    [
-        "the writer",
-        pytest.param("streaming", marks=needs_async_stager),
-        pytest.param("blocking", marks=needs_async_stager),
-    ],
-)
 
 
 @pytest.fixture
@@ -60,14 +46,6 @@ def moved(value, on_gpu):
     if isinstance(value, list):
         return [moved(item, on_gpu) for item in value]
     return value
-
-
-def async_save(state, path, writer, stager):
-    found = dcp.async_save(
-        state, checkpoint_id=path, storage_writer=writer, **stager_option(stager)
-    )
-    staging = getattr(found, "staging_completion", None)
-    return staging, getattr(found, "upload_completion", found)
 
 
 def test_every_kind_is_saved_and_loaded(on_gpu, writer, at):
@@ -109,11 +87,11 @@ def test_another_dtype_is_converted(on_gpu, writer, at):
     assert_same(target.clone(), torch.arange(5.0, dtype=torch.float64))
 
 
-@WITH_STAGERS
+@pytest.mark.parametrize("which", WITH_STAGERS)
 def test_changes_after_staging_are_not_saved(which, gpu, on_gpu, writer, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     state = {"t": tensor, "step": 1}
-    staging, upload = async_save(state, at, writer, STAGERS[which](writer))
+    staging, upload = background(state, at, writer, STAGERS[which](writer))
     if staging is not None:
         staging.result(SECONDS)
     stream = gpu.current_stream(0)
@@ -124,15 +102,13 @@ def test_changes_after_staging_are_not_saved(which, gpu, on_gpu, writer, at):
     assert_same(load(at, expected), expected)
 
 
-@pytest.mark.parametrize(
-    "which", ["the writer", pytest.param("streaming", marks=needs_async_stager)]
-)
+@pytest.mark.parametrize("which", WITH_STAGERS[:2])
 def test_work_queued_on_the_callers_stream_is_saved(which, gpu, on_gpu, writer, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     stream = gpu.Stream(0)
     with gpu.stream(stream):
         keep = gpu.write(tensor, ones, stream)
-        _, upload = async_save({"t": tensor}, at, writer, STAGERS[which](writer))
+        _, upload = background({"t": tensor}, at, writer, STAGERS[which](writer))
     upload.result(SECONDS)
     assert keep is ones
     assert_same(load(at, {"t": torch.ones(1000)}), {"t": torch.ones(1000)})
@@ -146,18 +122,14 @@ def test_streamed_save_waits_for_work_queued_at_the_call(gpu, on_gpu, writer, at
     with gpu.blocked(stream):
         with gpu.stream(stream):
             gpu.write(tensor, ones, stream)
-            response = dcp.async_save(
-                {"t": tensor},
-                checkpoint_id=at,
-                storage_writer=writer,
-                async_stager=writer.stager(),
-                planner=planner,
+            staging, upload = background(
+                {"t": tensor}, at, writer, writer.stager(), planner=planner
             )
         planner.go_on.set()
-        done, _ = concurrent.futures.wait([response.upload_completion], AWHILE_S)
+        done, _ = concurrent.futures.wait([upload], AWHILE_S)
         assert not done
-        assert not response.staging_completion.done()
-    response.upload_completion.result(SECONDS)
+        assert not staging.done()
+    upload.result(SECONDS)
     assert_same(load(at, {"t": torch.ones(1000)}), {"t": torch.ones(1000)})
 
 

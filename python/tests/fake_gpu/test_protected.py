@@ -68,11 +68,9 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(layout, gpu, at):
-    ringstow.save({"a": Array(gpu, LAYOUTS[layout])}, at / "c")
-    assert_same(
-        ringstow.load(at / "c"),
-        {"a": np.ascontiguousarray(LAYOUTS[layout]).reshape(LAYOUTS[layout].shape)},
-    )
+    array = LAYOUTS[layout]
+    ringstow.save({"a": Array(gpu, array)}, at / "c")
+    assert_same(ringstow.load(at / "c"), {"a": np.ascontiguousarray(array).reshape(array.shape)})
 
 
 def test_strides_of_dense_or_one_row_arrays_are_ignored(gpu, at):

@@ -8,8 +8,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from states import blank, every_kind, plain
 from support import assert_same
+from test_dcp_async import STAGERS, WITH_STAGERS, background
 from test_gpu_save import MIB, SECONDS, host, on_gpu
-from torch_has import needs_async_stager, stager_option
 
 from ringstow.dcp import StorageReader, StorageWriter, _snapshot
 
@@ -18,18 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The function definition for SavePlanner"),
     pytest.mark.filterwarnings("ignore:ShardedTensor"),
 ]
-
-STAGERS = {
-    "the writer": lambda writer: None,
-    "streaming": lambda writer: writer.stager(),
-    "blocking": lambda writer: _blocking(),
-}
-
-
-def _blocking():
-    from torch.distributed.checkpoint.staging import BlockingAsyncStager
-
-    return BlockingAsyncStager()
 
 
 @pytest.fixture
@@ -63,30 +51,20 @@ def test_every_kind_round_trips(writer, tmp_path):
     assert reader.report.device_bytes > 0
 
 
-@pytest.mark.parametrize(
-    "which",
-    [
-        "the writer",
-        pytest.param("streaming", marks=needs_async_stager),
-        pytest.param("blocking", marks=needs_async_stager),
-    ],
-)
+@pytest.mark.parametrize("which", WITH_STAGERS)
 def test_values_of_the_call_are_saved(which, group, writer, busy, tmp_path):
     tensor = torch.zeros(4 * MIB, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         busy()
         tensor.fill_(1)
-        found = dcp.async_save(
-            {"t": tensor},
-            checkpoint_id=tmp_path / "c",
-            storage_writer=writer,
-            process_group=dist.new_group(backend="gloo"),
-            **stager_option(STAGERS[which](writer)),
+        stager, gloo = STAGERS[which](writer), dist.new_group(backend="gloo")
+        staging, upload = background(
+            {"t": tensor}, tmp_path / "c", writer, stager, process_group=gloo
         )
-        if hasattr(found, "staging_completion"):
-            found.staging_completion.result(SECONDS)
+        if staging is not None:
+            staging.result(SECONDS)
         tensor.fill_(2)
-    getattr(found, "upload_completion", found).result(SECONDS)
+    upload.result(SECONDS)
     target = {"t": torch.zeros(4 * MIB, device="cuda")}
     dcp.load(target, checkpoint_id=tmp_path / "c", storage_reader=StorageReader())
     assert_same(host(target), {"t": torch.ones(4 * MIB)})

@@ -43,17 +43,16 @@ def step():
     torch.optim.SGD([weight], 0.1).step()
 
 
-def test_step_that_waits_counts(save, slow_wait):
-    handle = save({"w": torch.zeros(LARGE)})
-    step()
-    assert handle.result().blocked_seconds == 5
-
-
-def test_step_of_another_thread_counts(save, slow_wait):
-    handle = save({"w": torch.zeros(LARGE)})
-    thread = threading.Thread(target=step)
+def in_a_thread(act):
+    thread = threading.Thread(target=act)
     thread.start()
     thread.join()
+
+
+@pytest.mark.parametrize("run", [lambda act: act(), in_a_thread], ids=["here", "in a thread"])
+def test_step_that_waits_counts(run, save, slow_wait):
+    handle = save({"w": torch.zeros(LARGE)})
+    run(step)
     assert handle.result().blocked_seconds == 5
 
 

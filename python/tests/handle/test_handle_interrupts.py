@@ -8,10 +8,12 @@ import itertools
 import os
 import sys
 import threading
+from unittest.mock import Mock
 
 import fake_native
 import pytest
 from gates import join_watchers
+from support import python
 
 import ringstow
 from ringstow import _native
@@ -152,28 +154,22 @@ def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, m
 
 def test_ctrl_c_while_a_failed_save_waits_for_its_copies_lets_steps_go(tmp_path, monkeypatch):
     """Regression: steps of other threads waited for ever."""
-
-    def interrupt(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_guard.Hold, "wait_copied", interrupt)
+    monkeypatch.setattr(_guard.Hold, "wait_copied", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         ringstow.save_async({"a": threading.Lock()}, tmp_path / "c")
     assert not _guard._holds
 
 
-def test_save_imports_everything_before_any_thread(gate, state, tmp_path):
+def test_save_imports_everything_before_any_thread(tmp_path):
     """A child forked while a thread imports would wait forever for that import."""
-    import subprocess
-    import sys
-
-    program = (
-        "import sys, threading, ringstow\n"
-        "start = threading.Thread.start\n"
-        "def check(thread):\n"
-        "    assert 'ringstow._reports._io_reports' in sys.modules\n"
-        "    start(thread)\n"
-        "threading.Thread.start = check\n"
-        f"ringstow.save_async({{'a': 1}}, {str(tmp_path / 'c')!r}).result()\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    program = """
+import sys, threading, ringstow
+start = threading.Thread.start
+def check(thread):
+    assert 'ringstow._reports._io_reports' in sys.modules
+    start(thread)
+threading.Thread.start = check
+ringstow.save_async({'a': 1}, sys.argv[1]).result()
+"""
+    done = python(program, tmp_path / "c")
+    assert done.returncode == 0, done.stderr

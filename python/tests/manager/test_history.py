@@ -84,13 +84,8 @@ def test_failures_are_noted_and_shown_until_a_later_copy(tmp_path):
 def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, STATE)
-    fallback = Fallback(
-        kind="io_mode",
-        wanted="O_DIRECT",
-        got="the page cache",
-        reason="tmpfs",
-        remedy="use a disk <here>",
-    )
+    slower = {"wanted": "O_DIRECT", "got": "the page cache", "reason": "tmpfs"}
+    fallback = Fallback(kind="io_mode", remedy="use a disk <here>", **slower)
     [entry] = noted(tmp_path / "run")
     line = _history._fields(entry._replace(fallbacks=(fallback,)))
     (tmp_path / "run" / _history.NAME).write_text(json.dumps(line))
@@ -137,9 +132,8 @@ def test_values_that_are_no_numbers_make_a_page(tmp_path):
     for seconds in ("NaN", "Infinity", "-1", "0", "1e-320", "5e300"):
         with open(tmp_path / "run" / _history.NAME, "a") as file:
             file.write(f'{{"kind":"save","name":"a","at_unix_ms":{10**18},"seconds":{seconds}}}\n')
-    assert "<h2>Saves</h2>" in _html.page(
-        gather(tmp_path / "run", steps=99, changes=0, verifies=False)
-    )
+    page = _html.page(gather(tmp_path / "run", steps=99, changes=0, verifies=False))
+    assert "<h2>Saves</h2>" in page
 
 
 def test_file_stays_bounded(tmp_path):

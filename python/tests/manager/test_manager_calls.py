@@ -104,7 +104,7 @@ def test_a_closed_manager_refuses_every_call(root):
 
 
 @pytest.mark.parametrize("ends_at_once", [False, True])
-def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, ends_at_once):
+def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, removal, ends_at_once):
     if ends_at_once:  # before the manager can follow the save
         start = ringstow._manager._one_process.save_async
 
@@ -114,14 +114,7 @@ def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, end
             return handle
 
         monkeypatch.setattr(ringstow._manager._one_process, "save_async", started)
-    real, may_remove, removing = _after_save.cleared, threading.Event(), threading.Event()
-
-    def retain(*args, **options):
-        removing.set()
-        assert may_remove.wait(60)
-        return real(*args, **options)
-
-    monkeypatch.setattr(_after_save, "cleared", retain)
+    removing, may_remove = removal
     with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state()).result()  # returns while the removal waits
         assert removing.wait(60)
@@ -133,29 +126,28 @@ def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, end
 
 def test_a_load_never_meets_the_removal(root, monkeypatch):
     """The next call begins only when the removal after the save before has ended."""
-    real, order = _after_save.cleared, []
+    order = []
 
-    def retain(*args, **options):
-        order.append("removal begins")
-        report = real(*args, **options)
-        order.append("removal ends")
-        return report
+    def noted(owner, name):
+        call = getattr(owner, name)
 
-    monkeypatch.setattr(_after_save, "cleared", retain)
-    real_load = ringstow._manager._one_process.loaded
+        def wrapper(*args, **options):
+            order.append(f"{name} begins")
+            done = call(*args, **options)
+            order.append(f"{name} ends")
+            return done
 
-    def load(*args, **options):
-        order.append("load")
-        return real_load(*args, **options)
+        monkeypatch.setattr(owner, name, wrapper)
 
-    monkeypatch.setattr("ringstow._manager._one_process.loaded", load)
+    noted(_after_save, "cleared")
+    noted(ringstow._manager._one_process, "loaded")
     with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state())
         assert manager.restore().step == 1
         manager.save_async(2, state())
         assert manager.restore().step == 2
-    removal = ["removal begins", "removal ends"]  # the second save begins with one
-    assert order == [*removal, "load", *removal, *removal, "load"]
+    removal, load = ([f"{name} begins", f"{name} ends"] for name in ("cleared", "loaded"))
+    assert order == [*removal, *load, *removal, *removal, *load]  # a second save begins with one
 
 
 def test_ctrl_c_ends_the_wait_and_not_the_save(root, monkeypatch):
@@ -212,15 +204,8 @@ def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_second_thread_waits_for_the_call_of_the_first(root, monkeypatch):
-    real, may_remove, removing = _after_save.cleared, threading.Event(), threading.Event()
-
-    def retain(*args, **options):
-        removing.set()
-        assert may_remove.wait(60)
-        return real(*args, **options)
-
-    monkeypatch.setattr(_after_save, "cleared", retain)
+def test_a_second_thread_waits_for_the_call_of_the_first(root, removal):
+    removing, may_remove = removal
     found = []
     with CheckpointManager(root, keep=1) as manager:
         first = threading.Thread(target=manager.save, args=(1, state()))

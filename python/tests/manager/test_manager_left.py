@@ -114,7 +114,7 @@ def test_what_was_not_finished_is_passed_over(at, caplog):
     torch.save({}, at / "checkpoint-7" / "optimizer.pt")
     assert ringstow.latest(at).path == str(path)
     assert "checkpoint-6.pt is cut short" in caplog.text
-    assert "checkpoint-7 lacks trainer_state.json" in caplog.text or "checkpoint-7" in caplog.text
+    assert "checkpoint-7" in caplog.text
 
 
 def test_other_files_and_models_are_no_checkpoints_of_the_run(at):
@@ -132,9 +132,7 @@ def test_a_hostile_step_is_refused_and_does_not_run(at):
             return os.mkdir, (str(at / "mark"),)
 
     torch.save({"evil": Evil()}, at / "checkpoint-3.pt")
-    with (
-        CheckpointManager(at) as manager,
-        pytest.raises(ringstow.UnsupportedError, match="allow_pickle"),
-    ):
+    manager = CheckpointManager(at)
+    with pytest.raises(ringstow.UnsupportedError, match="allow_pickle"):
         manager.restore()
     assert not (at / "mark").exists()

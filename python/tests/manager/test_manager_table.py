@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 import stepped_clock
+from support import flip
 
 import ringstow
 
@@ -101,10 +102,7 @@ class Scene:
         os.truncate(self.shard(place, number), 9)
 
     def flip(self, place, number):
-        shard = self.shard(place, number)
-        content = bytearray(shard.read_bytes())
-        content[-1] ^= 1
-        shard.write_bytes(content)
+        flip(self.shard(place, number), -1)
 
     def link(self, number):
         os.symlink(self.step("here", number) / "manifest.json", self.directory / "here/mine")
@@ -152,18 +150,15 @@ def play(scenario, directory):
     scene.close()
 
 
-def names(scenario):
-    return scenario["name"]
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=names)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=[one["name"] for one in SCENARIOS])
 def test_both_managers_leave_the_same_steps_in_the_same_places(scenario, tmp_path):
     if not any("clock" in act for act in scenario["acts"]):
         return play(scenario, tmp_path)
     number = str(SCENARIOS.index(scenario))
     program = [sys.executable, __file__, number, tmp_path]
-    ahead = {"NOON_AHEAD": str(int(NOON - time.time()) + 60)}
-    env = stepped_clock.environment(tmp_path) | ahead
+    more = {"NOON_AHEAD": str(int(NOON - time.time()) + 60)}
+    more["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    env = stepped_clock.environment(tmp_path) | more
     ran = subprocess.run(program, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 

@@ -12,13 +12,7 @@ import torch
 from support import python
 
 import ringstow
-from ringstow import (
-    CheckpointManager,
-    Continuous,
-    EverySteps,
-    InvalidStateError,
-    OnSignal,
-)
+from ringstow import CheckpointManager, Continuous, EverySteps, InvalidStateError, OnSignal
 
 # One that pytest does not use.
 ONE = signal.SIGUSR2

@@ -11,23 +11,14 @@ import pytest
 
 import ringstow
 from ringstow import CheckpointManager
-from ringstow._manager import _after_save, _calls
+from ringstow._manager import _calls
 from ringstow._reports import _done_callbacks
 
 
 @pytest.fixture
-def gate(monkeypatch):
-    """Holds every save in its last part, the removal of old steps, until it is set."""
-    gate = threading.Event()
-    clear = _after_save.cleared
-
-    def held(*given):
-        gate.wait()
-        return clear(*given)
-
-    monkeypatch.setattr(_after_save, "cleared", held)
-    yield gate
-    gate.set()
+def gate(removal):
+    """Return an event: the last part of a save, the removal of old steps, may go on."""
+    return removal[1]
 
 
 def state(step):
@@ -80,20 +71,14 @@ def test_the_handle_of_a_skip_does_what_others_do(root, gate):
 
 def test_a_skip_is_told_to_those_who_ask(root, gate):
     seen = []
-    with (
-        ringstow.on_done(seen.append, kinds=["save", "skip"]),
-        CheckpointManager(root) as manager,
-    ):
+    with ringstow.on_done(seen.append, kinds=["save", "skip"]), CheckpointManager(root) as manager:
         manager.save_async(1, state(1), on_busy="skip")
         manager.save_async(2, state(2), metrics={"loss": 0.5}, on_busy="skip")
         gate.set()
     _done_callbacks.flush()
     skipped = next(one for one in seen if one.kind == "skip")
-    assert (skipped.step, skipped.metrics, skipped.path) == (
-        2,
-        {"loss": 0.5},
-        f"{root}/step-00000002",
-    )
+    told = skipped.step, skipped.metrics, skipped.path
+    assert told == (2, {"loss": 0.5}, f"{root}/step-00000002")
 
 
 def test_a_step_is_saved_if_the_one_before_ends_while_other_ranks_are_awaited(

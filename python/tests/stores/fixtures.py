@@ -122,44 +122,6 @@ def azurite() -> Iterator[servers.Server]:
         yield server
 
 
-def _bucket(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    bucket = Bucket(server, f"ringstow-{next(_numbers)}")
-    _lead_to(bucket, monkeypatch)
-    return bucket
-
-
-def _lead_to(bucket: Bucket | Container | GoogleBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = ("AWS_", "AZURE_", "GOOGLE_")
-    for name in [name for name in os.environ if name.startswith(kinds)]:
-        monkeypatch.delenv(name)
-    for name, value in bucket.environment().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def bucket(s3s: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """Return a fresh bucket of ``s3s-fs``."""
-    return _bucket(s3s, monkeypatch)
-
-
-@pytest.fixture(params=["s3s", "moto"])
-def each_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """Return a fresh bucket of each server in turn."""
-    return _bucket(request.getfixturevalue(request.param), monkeypatch)
-
-
-@pytest.fixture
-def container(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Container:
-    """Return a fresh container of ``azurite``."""
-    return _container(azurite, monkeypatch)
-
-
-def _container(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Container:
-    made = Container(azurite, f"ringstow-{next(_numbers)}")
-    _lead_to(made, monkeypatch)
-    return made
-
-
 @pytest.fixture(scope="session")
 def google() -> Iterator[GoogleServer]:
     """Return a running double of Google's server."""
@@ -167,36 +129,54 @@ def google() -> Iterator[GoogleServer]:
         yield server
 
 
-@pytest.fixture
-def google_bucket(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> GoogleBucket:
-    """Return a fresh bucket of the double of Google's server."""
-    return _google_bucket(google, monkeypatch)
+_KINDS: dict[str, Any] = {"azurite": Container, "google": GoogleBucket}
 
 
-def _google_bucket(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> GoogleBucket:
-    made = GoogleBucket(google, f"ringstow-{next(_numbers)}")  # type: ignore[arg-type]
-    _lead_to(made, monkeypatch)
+def _on(server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a fresh place on a server, to which the environment leads."""
+    kind = _KINDS.get(server, Bucket)
+    made = kind(request.getfixturevalue(server), f"ringstow-{next(_numbers)}")
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
     return made
 
 
-_MAKERS: dict[str, Callable[..., Place]] = {"azurite": _container, "google": _google_bucket}
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a fresh bucket of ``s3s-fs``."""
+    return _on("s3s", request, monkeypatch)
 
 
-def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
-    make = _MAKERS.get(request.param, _bucket)
-    return make(request.getfixturevalue(request.param), monkeypatch)
+@pytest.fixture
+def container(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a fresh container of ``azurite``."""
+    return _on("azurite", request, monkeypatch)
+
+
+@pytest.fixture
+def google_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a fresh bucket of the double of Google's server."""
+    return _on("google", request, monkeypatch)
+
+
+@pytest.fixture(params=["s3s", "moto"])
+def each_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a fresh bucket of each server in turn."""
+    return _on(request.param, request, monkeypatch)
 
 
 @pytest.fixture(params=["s3s", "azurite", "google"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a fresh bucket of ``s3s-fs``, a container of ``azurite``, a bucket of Google's."""
-    return _place(request, monkeypatch)
+    return _on(request.param, request, monkeypatch)
 
 
 @pytest.fixture(params=["s3s", "moto", "azurite", "google"])
-def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a fresh bucket or container of each server in turn."""
-    return _place(request, monkeypatch)
+    return _on(request.param, request, monkeypatch)
 
 
 @pytest.fixture

@@ -123,10 +123,7 @@ def _pass_on(client: ssl.SSLSocket, server: socket.socket) -> bool:
 
 
 def _builder(
-    name: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    valid: datetime.timedelta,
+    name: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, valid: datetime.timedelta
 ) -> x509.CertificateBuilder:
     """Return a certificate that is valid until this long from now, and not signed yet."""
     now = datetime.datetime.now(datetime.UTC)
