@@ -199,7 +199,8 @@ def test_snapshot_keeps_the_values_of_the_call(save, held, tmp_path):
     }
     handle = save(state, staging="snapshot")
     progress = handle.progress()
-    assert handle.staged() and progress.staged == progress.total > progress.written
+    assert handle.staged()
+    assert progress.staged == progress.total > progress.written
     state["in place"].add_(1)
     state["strided"].add_(1)
     state["data"].data.add_(1)
