@@ -48,6 +48,11 @@ class Group(Team):
         self._roll_call: RollCall | None = None
 
     @property
+    def may_send(self) -> bool:
+        """Whether threads beside the call may send tensors on the CPU in the group."""
+        return self._is_own and self.device == "cpu"
+
+    @property
     def device(self) -> str:
         return "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
 
@@ -123,7 +128,7 @@ class Group(Team):
     def _ended(self, work: dist.Work | None) -> None:
         """Wait for the end of what was begun."""
         assert work is not None
-        with self._needed():
+        with _needing(self.group) if work.is_completed() else self._needed():
             work.wait()
 
     def send(self, memory: torch.Tensor, to: int) -> None:

@@ -27,7 +27,7 @@ PART_BYTES = 4 << 20
 # Slots that a load keeps: parts that wait to be taken, are read, sent or received.
 _SLOTS_MIN = 16
 _PAGE = 4096
-# After the bytes of a part: whether its reader could read it.
+# After the bytes of a part: its number, counted from 1, or 0 if its reader could not read it.
 MARK_BYTES = 8
 # Parts that are read, received and sent at once are an eighth of the slots each, and at most these.
 _AT_ONCE_MAX = 4
@@ -122,7 +122,7 @@ class Transfer:
         count: int,
         allowed_s: float,
     ) -> None:
-        """Begin. All ranks call it.
+        """Start the threads, which wait for `begin`.
 
         Args:
             ranks: the ranks.
@@ -138,31 +138,64 @@ class Transfer:
         self._count = count
         self._allowed_s = allowed_s
         self._at_once = max(min(slots // 8, _AT_ONCE_MAX), 1)
+        self._is_begun = threading.Event()
         self._is_over = False
         self._has_failed = False
         self.read_bytes = 0
         """Bytes that this rank has read for itself and others."""
         self._due: queue.SimpleQueue[tuple[torch.Tensor, list[int]] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=f"ringstow-share-{name}")
-            for target, name in ((self._run, "parts"), (self._send, "send"))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._is_given_up = False
+        self._threads: list[threading.Thread] = []
+        try:
+            for target, name in ((self._run, "parts"), (self._send, "send")):
+                thread = threading.Thread(target=target, name=f"ringstow-share-{name}")
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def begin(self) -> None:
+        """Begin. All ranks call it, or `give_up`."""
+        self._is_begun.set()
+
+    def give_up(self) -> None:
+        """End without having begun."""
+        self._is_given_up = True
+        self._is_begun.set()
+        self._due.put(None)
+        self._join()
 
     def end(self, *, failed: bool) -> None:
         """Wait until no rank needs this one any more. No collective may run before.
 
         Args:
             failed: whether this rank's load has failed: all ranks then end soon.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came meanwhile. No rank waits for this one then, either.
         """
         self._is_over = True
         self._has_failed = failed
         self._arrivals.close()
+        self._join()
+
+    def _join(self) -> None:
+        interrupt: KeyboardInterrupt | None = None
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except KeyboardInterrupt as error:  # the others must not wait for this rank
+                    interrupt = error
+                    self._has_failed = True
+        if interrupt is not None:
+            raise interrupt
 
     def _run(self) -> None:
+        self._is_begun.wait()
+        if self._is_given_up:
+            return
         try:
             with ThreadPoolExecutor(self._at_once, "ringstow-share-read") as readers:
                 self._all_parts(readers)
@@ -209,26 +242,28 @@ class Transfer:
     def _begun(self, one: Own, slot: _native.Slot, readers: ThreadPoolExecutor) -> _Pending:
         memory = torch.frombuffer(slot, dtype=torch.uint8)
         if one.source == self._ranks.rank:
-            return _Pending(memory, readers.submit(self._read, one.part, slot, memory), None)
+            return _Pending(memory, readers.submit(self._read, one, slot, memory), None)
         nbytes = one.part.end - one.part.begin
-        wait = self._ranks.begin_receive(memory[: nbytes + MARK_BYTES], one.source)
+        wait = None
+        with contextlib.suppress(Exception):  # the rank that it comes from has ended
+            wait = self._ranks.begin_receive(memory[: nbytes + MARK_BYTES], one.source)
         return _Pending(memory, None, wait)
 
-    def _read(self, part: Part, slot: _native.Slot, memory: torch.Tensor) -> bool:
-        nbytes = part.end - part.begin
+    def _read(self, one: Own, slot: _native.Slot, memory: torch.Tensor) -> bool:
+        part, nbytes = one.part, one.part.end - one.part.begin
         is_read = False
         with contextlib.suppress(Exception):  # each rank's load finds that out for itself
             if not self._has_failed:
                 self._arrivals.read(slot, part.file, part.begin, nbytes)
                 self.read_bytes += nbytes
                 is_read = True
-        memory[nbytes : nbytes + MARK_BYTES] = int(is_read)
+        memory[nbytes : nbytes + MARK_BYTES] = _mark(one) if is_read else 0
         return is_read
 
     def _finish(self, number: int, one: Own, slot: _native.Slot, pending: _Pending) -> None:
         nbytes = one.part.end - one.part.begin
         message = pending.memory[: nbytes + MARK_BYTES]
-        is_good = pending.is_good(nbytes)
+        is_good = pending.is_good(one)
         if not is_good:
             message[nbytes:] = 0
         if one.to:
@@ -264,33 +299,43 @@ class _Pending(NamedTuple):
     future: Future[bool] | None
     wait: Callable[[], None] | None
 
-    def is_good(self, nbytes: int) -> bool:
+    def is_good(self, one: Own) -> bool:
         """Wait; return whether the part is there."""
         if self.future is not None:
             return self.future.result()
-        assert self.wait is not None
+        if self.wait is None:
+            return False
         try:
             self.wait()
         except Exception:  # the rank that it comes from has ended
             return False
-        return bool(self.memory[nbytes : nbytes + MARK_BYTES].all())
+        nbytes = one.part.end - one.part.begin
+        return self.memory[nbytes : nbytes + MARK_BYTES].equal(_mark(one))
+
+
+def _mark(one: Own) -> torch.Tensor:
+    number = (one.number + 1).to_bytes(MARK_BYTES, "little")
+    return torch.frombuffer(bytearray(number), dtype=torch.uint8)
 
 
 def measured_rate(ranks: Group, nbytes: int) -> float:
     """Return how many bytes per second the slowest rank receives while all send. All call it."""
-    sent, got = (torch.zeros(nbytes // _TRIES, dtype=torch.uint8, device="cpu") for _ in range(2))
     half = ranks.size // 2 or 1
     seconds = []
-    for _ in range(_TRIES):
-        begun = time.monotonic()
-        waits = [
-            ranks.begin_receive(got, (ranks.rank - half) % ranks.size),
-            ranks.begin_send(sent, (ranks.rank + half) % ranks.size),
-        ]
-        for wait in waits:
-            wait()
-        seconds.append(time.monotonic() - begun)
-    return len(got) / max(ranks.gathered(min(seconds)))
+    with contextlib.suppress(Exception):  # then nothing is sent
+        sent, got = (
+            torch.zeros(nbytes // _TRIES, dtype=torch.uint8, device="cpu") for _ in range(2)
+        )
+        for _ in range(_TRIES):
+            begun = time.monotonic()
+            waits = [
+                ranks.begin_receive(got, (ranks.rank - half) % ranks.size),
+                ranks.begin_send(sent, (ranks.rank + half) % ranks.size),
+            ]
+            for wait in waits:
+                wait()
+            seconds.append(time.monotonic() - begun)
+    return nbytes // _TRIES / max(ranks.gathered(min(seconds, default=float("inf"))))
 
 
 def cut(begin: int, end: int, part_bytes: int) -> Iterator[tuple[int, int]]:

@@ -27,8 +27,10 @@ from ringstow._ranks._sent_parts import Part, Transfer
 from ringstow._state.tensors._memory import InFiles
 
 _log = logging.getLogger("ringstow")
-# Units that a rank's needs are counted in: few enough for a message, each a block or more.
-_UNITS_MAX = 1 << 15
+# Units that a rank's needs are counted in: few enough for a message of all ranks, each a block or
+# more.
+_UNITS_MAX, _UNITS_MIN = 1 << 15, 1 << 10
+_UNITS_OF_ALL_MAX = 1 << 21
 _UNIT_BYTES_MIN = 4 << 20
 # All of a unit: of slices of a tensor, several ranks need parts of one unit, and no byte twice.
 _WHOLE = 255
@@ -63,20 +65,28 @@ class Needs(NamedTuple):
     """How much of each unit of the checkpoint's files each pass of its load reads, up to `_WHOLE`;
     nothing for a pass that reads nothing."""
     unit_bytes: int
+    directories: tuple[int, ...]
+    """The directory of each of the checkpoint's files, as this rank has found them, by a number."""
     memory_bytes: int
     """For what it reads for others, and receives."""
     cores: int
     """Of its host."""
 
     @classmethod
-    def of(cls, checkpoint: _native.Checkpoint, passes: Iterable[InFiles], config: str) -> Needs:
+    def of(
+        cls, ranks: Group, checkpoint: _native.Checkpoint, passes: Iterable[InFiles], config: str
+    ) -> Needs:
         """Return the needs of a rank whose passes read these tensors, and boxes of tensors."""
         sizes = _sizes(checkpoint)
-        unit_bytes = _unit_bytes(sizes)
+        unit_bytes = _unit_bytes(sizes, ranks.size)
         memory = max(_native.staging_bytes(config) // 2, _sent_parts.memory_min(config))
         needed = [_native.needed(checkpoint, *one) for one in passes]
         units = tuple(_units(sizes, unit_bytes, ranges) for ranges in needed)
-        return cls(_native.boot_id(), units, unit_bytes, memory, os.cpu_count() or 1)
+        known: dict[str, int] = {}
+        where = (os.path.dirname(path) for _, path, _, _ in _native.files_of(checkpoint))
+        directories = tuple(known.setdefault(one, len(known)) for one in where)
+        cores = os.cpu_count() or 1
+        return cls(_native.boot_id(), units, unit_bytes, directories, memory, cores)
 
 
 def shown(config: str) -> tuple[str, ...]:
@@ -137,24 +147,40 @@ class Sharing:
             self._begin(ranks, needs, choice, is_direct=settings["direct"] != "off")
 
     def _begin(self, ranks: Group, needs: list[Needs], choice: _Choice, *, is_direct: bool) -> None:
+        """Begin to send, if all ranks can."""
+        prepared: tuple[Transfer, _native.Arrivals] | None = None
+        try:
+            prepared = self._prepared(ranks, needs, choice, is_direct=is_direct)
+        except Exception as error:  # the others must not wait for this rank
+            _log.warning("the ranks do not send each other what they read: %s", error)
+        try:
+            can_all = all(one is True for one in ranks.gathered(prepared is not None))
+        except BaseException:
+            if prepared is not None:
+                prepared[0].give_up()
+            raise
+        if prepared is None:
+            return
+        transfer, arrivals = prepared
+        if not can_all:
+            transfer.give_up()
+            return
+        self._checkpoint.take_from(arrivals)
+        self._transfer = transfer
+        transfer.begin()
+
+    def _prepared(
+        self, ranks: Group, needs: list[Needs], choice: _Choice, *, is_direct: bool
+    ) -> tuple[Transfer, _native.Arrivals]:
         slots, part_bytes = _sent_parts.slots_for(max(one.memory_bytes for one in needs))
         parts = choice.parts(part_bytes)
         own = _sent_parts.own_parts(parts, [one.host for one in needs], ranks.rank)
         ranges = [(one.part.file, one.part.begin, one.part.end) for one in own]
-        arrivals: _native.Arrivals | None = None
-        why: OSError | None = None
-        try:
-            size = part_bytes + _sent_parts.MARK_BYTES
-            arrivals = _native.Arrivals(self._checkpoint, ranges, slots, size, is_direct)
-        except OSError as error:
-            why = error
-        if why is not None:
-            _log.warning("the ranks do not share what they read: no memory for it: %s", why)
-        if not all(ranks.gathered(arrivals is not None)) or arrivals is None:
-            return
+        size = part_bytes + _sent_parts.MARK_BYTES
+        arrivals = _native.Arrivals(self._checkpoint, ranges, slots, size, is_direct)
         allowed = part_bytes * choice.other_s_a_byte * _TOO_SLOW
-        self._transfer = Transfer(ranks, arrivals, own, slots, count=len(parts), allowed_s=allowed)
-        self._checkpoint.take_from(arrivals)
+        transfer = Transfer(ranks, arrivals, own, slots, count=len(parts), allowed_s=allowed)
+        return transfer, arrivals
 
     def end(self, *, failed: bool = False) -> None:
         """End it, before the ranks communicate again; once is enough.
@@ -164,8 +190,10 @@ class Sharing:
         """
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
-            transfer.end(failed=failed)
-            self._checkpoint.take_from(None)
+            try:
+                transfer.end(failed=failed)
+            finally:
+                self._checkpoint.take_from(None)
             _log.debug("read %d bytes for this rank and others", transfer.read_bytes)
 
 
@@ -187,7 +215,7 @@ class SharedLoad:
             return
         needs: Needs | None = None
         if may_pay(self._ranks, checkpoint, self._config):
-            needs = Needs.of(checkpoint, passes, self._config)
+            needs = Needs.of(self._ranks, checkpoint, passes, self._config)
         self._choose(checkpoint, needs)
 
     def end(self, *, failed: bool) -> None:
@@ -238,9 +266,12 @@ class _Choice:
         self.way = "direct"
         """Or "host": through its page cache; or "group": sent by the rank that reads it."""
         own = self._hosts[ranks.rank]
+        why_not = _why_not_sent(ranks, checkpoint)
         if share == "auto":
-            self.way = self._measured(ranks, own, apart=apart)
-        elif share == "host" or apart:
+            self.way = self._measured(ranks, own, may_send=not apart and why_not is None)
+        elif share == "host" or apart or why_not is not None:
+            if share == "group" and why_not is not None:
+                _log.warning("share_reads='group': %s; the ranks of a host share", why_not)
             needed, once = self._bytes(own)
             self.way = "host" if needed >= _RANKS_MIN * once else "direct"
         elif bool(self._is_shared().any()):
@@ -263,11 +294,11 @@ class _Choice:
     def _in_order(self) -> Iterator[_Unit]:
         """Yield the shared units by pass, file and offset; files of several directories in turn."""
         pass_of = self._first_passes()
-        taken: dict[str, int] = {}
+        taken: dict[int, int] = {}
         ordered = []
         for number in self._is_shared().nonzero().flatten().tolist():
             unit = self._places[number]
-            where = os.path.dirname(self._files[unit.file][1])
+            where = self._needs[0].directories[unit.file]  # alike on all ranks
             turn = taken.get(where, 0)
             taken[where] = turn + 1
             ordered.append((pass_of[number], turn, where, unit))
@@ -292,10 +323,10 @@ class _Choice:
         taken = torch.where(takes, self._units, 0).sum(0)
         return (takes.sum(0) >= 2) & (taken >= _RANKS_MIN * taken.clamp(max=_WHOLE))
 
-    def _measured(self, ranks: Group, own: str, *, apart: bool) -> str:
+    def _measured(self, ranks: Group, own: str, *, may_send: bool) -> str:
         """Return what the ranks expect to be fastest, by a sample of the disk and of the group."""
-        shared = {host: self._shared(host) for host in set(self._hosts)}
-        may_send = len(shared) > 1 and not apart and self._shared(None) >= _RANKS_MIN
+        shared = {host: self._shared(host) for host in sorted(set(self._hosts))}
+        may_send = may_send and len(shared) > 1 and self._shared(None) >= _RANKS_MIN
         if not may_send and all(factor < _RANKS_MIN for factor in shared.values()):
             return "direct"
         files = ((nbytes, path) for _, path, nbytes, is_here in self._files if is_here)
@@ -330,7 +361,7 @@ class _Choice:
             return False
         needed = float(self._units.sum(1).max()) * self._unit_bytes / _WHOLE
         received = max(needed - once / ranks.size, 0)  # it reads its share itself
-        sent_s = received / _sent_parts.measured_rate(ranks, _SENT_BYTES)
+        sent_s = received / (_sent_parts.measured_rate(ranks, _SENT_BYTES) or 1)
         cores = min(one.cores / self._hosts.count(one.host) for one in self._needs)
         shared_s = max(on_disk, sent_s) if cores >= _CORES_MIN else on_disk + sent_s
         _log.debug("to send takes %.2f s, to share %.2f s", sent_s, shared_s)
@@ -347,8 +378,8 @@ class _Choice:
 
     def _bytes(self, host: str | None) -> tuple[float, float]:
         """Return the bytes that a host's ranks need, all ranks for None; and each byte once."""
-        here = [n for n, one in enumerate(self._hosts) if host in (None, one)]
-        taken = self._units[here].sum(0)
+        here = [n for n, one in enumerate(self._hosts) if host == one]
+        taken = (self._units if host is None else self._units[here]).sum(0)
         scale = self._unit_bytes / _WHOLE
         return float(taken.sum()) * scale, float(taken.clamp(max=_WHOLE).sum()) * scale
 
@@ -358,13 +389,26 @@ class _Choice:
         return needed / once if once >= max(_SHARED_BYTES_MIN, 1) else 0
 
 
+def _why_not_sent(ranks: Group, checkpoint: _native.Checkpoint) -> str | None:
+    """Return why the ranks may not send each other what they read; None if they may."""
+    if checkpoint.stamp is None:
+        return (
+            "files of other programs have no checksums, so no rank could tell whether those of "
+            "another host are the same"
+        )
+    if not ranks.may_send:
+        return "this PyTorch makes no process group of ringstow's own"
+    return None
+
+
 def _sizes(checkpoint: _native.Checkpoint) -> list[int]:
     return [nbytes for _, _, nbytes, _ in _native.files_of(checkpoint)]
 
 
-def _unit_bytes(sizes: list[int]) -> int:
-    """Return the bytes of a unit: of whole pages."""
-    return max(_UNIT_BYTES_MIN, -(-sum(sizes) // _UNITS_MAX // 4096) * 4096)
+def _unit_bytes(sizes: list[int], ranks: int) -> int:
+    """Return the bytes of a unit: of whole parts, which are sent."""
+    most = max(min(_UNITS_OF_ALL_MAX // ranks, _UNITS_MAX), _UNITS_MIN)
+    return max(-(-sum(sizes) // most // _UNIT_BYTES_MIN), 1) * _UNIT_BYTES_MIN
 
 
 def _units(sizes: list[int], unit_bytes: int, ranges: Iterable[tuple[int, int, int]]) -> bytes:
@@ -393,7 +437,7 @@ def _summed(needs: Needs, units: int) -> torch.Tensor:
     read = torch.zeros(units, dtype=torch.int64)
     for one in filter(None, needs.units):
         read += _tensor(one)
-    return read.clamp(max=_WHOLE)
+    return read.clamp(max=_WHOLE).to(torch.uint8)  # a row for each rank
 
 
 def _tensor(units: bytes) -> torch.Tensor:
@@ -441,5 +485,5 @@ def _sample(nbytes: int, path: str, rank: int) -> _Sample | None:
             finally:
                 for part in parts:
                     part.release()
-    except OSError:
+    except Exception:  # the others must not wait for this rank
         return None

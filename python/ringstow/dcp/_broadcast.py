@@ -26,8 +26,6 @@ class Note(NamedTuple):
 class Together(NamedTuple):
     """The ``storage_data`` that the coordinator returns if all ranks are willing."""
 
-    ranks: int
-
 
 def group_of(broadcast: Broadcast) -> dist.ProcessGroup | None:
     """Return the group that a reader broadcasts in; None if this process is not in it."""
@@ -39,5 +37,5 @@ def group_of(broadcast: Broadcast) -> dist.ProcessGroup | None:
 
 def together(plans: list[LoadPlan]) -> list[LoadPlan]:
     """Return plans that say that all ranks are willing."""
-    note = Together(len(plans))
+    note = Together()
     return [dataclasses.replace(plan, storage_data=note) for plan in plans]

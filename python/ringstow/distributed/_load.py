@@ -241,7 +241,10 @@ def load(
                 # Ctrl-C, too: the others must not wait for this rank.
                 except BaseException as error:
                     failure = error
-                shared.end(failed=failure is not None)
+                try:
+                    shared.end(failed=failure is not None)
+                except BaseException as error:
+                    failure = failure or error
                 errors = [error for _, error in ranks.told(failure, None)]
                 if not any(errors) or found is None or not found.mender.mend(errors):
                     break
@@ -490,7 +493,8 @@ class _Load:
         assert checkpoint is not None
         (names, boxes), settings = then, self._settings
         passes = [(names, []), ([], boxes)]
-        self._reads = _shared_reads.Needs.of(checkpoint, passes, settings)
+        if _shared_reads.may_pay(self._ranks, checkpoint, settings):
+            self._reads = _shared_reads.Needs.of(self._ranks, checkpoint, passes, settings)
         if self._needs is not None:
             with _together():
                 self._say(None)  # a failed rank takes no part in the following steps
@@ -541,9 +545,12 @@ class _Load:
                 )
 
     def _say(self, error: BaseException | None) -> None:
-        """Raise on all ranks if one has failed."""
+        """End what the ranks share, and raise on all of them if one has failed."""
         if self._sharing is not None:
-            self._sharing.end(failed=error is not None)
+            try:
+                self._sharing.end(failed=error is not None)
+            except BaseException as interrupt:
+                error = error or interrupt
         self._gathered(error, None)
 
     def _gathered(

@@ -7,10 +7,11 @@ import signal
 
 import forked
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from ranks import on_ranks, raised
-from support import flip, shards_of
+from support import flip, logged, shards_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -141,6 +142,18 @@ def test_what_the_caller_says_is_done(rank, tmp_path, share):
     assert load(rank, tmp_path / "b", SLOW, config=on).direct
 
 
+@on_ranks(4)
+def test_off_holds_for_nodes_that_share_no_directory(rank, tmp_path):
+    path = tmp_path / f"node{rank // 2}" / "run" / "step-7"
+    distributed.save({"w": values()}, path, step=7, nodes=ringstow.Nodes())
+    for share, is_direct in (("off", True), ("auto", False)):
+        into = {"w": torch.zeros(ROWS, 1024)}
+        with played(rank):
+            config = ringstow.Config(share_reads=share)
+            assert distributed.load_into(into, path, config=config).direct is is_direct
+        assert torch.equal(into["w"], values())
+
+
 @on_ranks(2)
 def test_ranks_with_different_settings_are_refused(rank, tmp_path):
     saved(rank, tmp_path / "a")
@@ -210,12 +223,83 @@ def test_a_part_that_its_reader_cannot_read_is_read_by_each(rank, tmp_path):
 READ = _sent_parts.Transfer._read
 
 
-def second_half_only(self, part, slot, memory):
+def second_half_only(self, one, slot, memory):
     """Read a part, or say that it could not be read."""
-    if part.begin < NBYTES // 2:
-        memory[part.end - part.begin :][:8] = 0
+    if one.part.begin < NBYTES // 2:
+        memory[one.part.end - one.part.begin :][:8] = 0
         return False
-    return READ(self, part, slot, memory)
+    return READ(self, one, slot, memory)
+
+
+@pytest.mark.parametrize("what", ["memory", "thread"])
+@on_ranks(3)
+def test_what_one_rank_lacks_for_sending_makes_none_send(rank, tmp_path, what):
+    def lacks(*_, **__):
+        raise MemoryError("no memory") if what == "memory" else RuntimeError("no new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1 and what == "memory":
+            patch.setattr(_shared_reads._native, "Arrivals", lacks)
+        elif rank == 1:
+            patch.setattr(_sent_parts.threading, "Thread", lacks)
+        config = ringstow.Config(share_reads="group")
+        assert not load(rank, tmp_path / "a", SLOW, config=config).received_bytes
+
+
+@on_ranks(3)
+def test_ranks_that_find_a_file_in_another_directory_send_the_same_parts(rank, tmp_path):
+    state = {f"w{n}": values() + n for n in range(4)}
+    saved(rank, tmp_path / "a")
+    config = ringstow.Config(shard_bytes=NBYTES, share_reads="group")
+    if rank == 0:
+        ringstow.save(state, tmp_path / "b", config=config)
+    dist.barrier()
+    files_of = _shared_reads._native.files_of
+
+    def elsewhere(checkpoint):
+        files = files_of(checkpoint)
+        return [(a, f"/tier/{b}" if n == 1 else b, *c) for n, (a, b, *c) in enumerate(files)]
+
+    into = {name: torch.zeros(ROWS, 1024) for name in state}
+    with played(rank) as patch:
+        if rank == 1:
+            patch.setattr(_shared_reads._native, "files_of", elsewhere)
+        report = distributed.load_into(into, tmp_path / "b", config=config)
+    assert all(torch.equal(into[name], state[name]) for name in state)
+    assert report.received_bytes > 2 * NBYTES
+
+
+@on_ranks(2)
+def test_files_without_checksums_are_not_sent(rank, tmp_path):
+    if rank == 0:
+        safetensors.torch.save_file({"w": values()}, tmp_path / "model.safetensors")
+    dist.barrier()
+    into = {"w": torch.zeros(ROWS, 1024)}
+    config = ringstow.Config(share_reads="group")
+    with played(rank, a_node=1), logged() as told:
+        report = distributed.load_into(into, tmp_path / "model.safetensors", config=config)
+    assert torch.equal(into["w"], values())
+    assert not report.received_bytes
+    assert "have no checksums" in "".join(told)
+
+
+@pytest.mark.parametrize("call", [distributed.load, distributed.load_into])
+@on_ranks(2)
+def test_ctrl_c_on_a_rank_that_waits_for_the_others_ends_the_load_of_all(rank, tmp_path, call):
+    saved(rank, tmp_path / "a")
+    join = _sent_parts.Transfer._join
+
+    def interrupted(self):
+        join(self)
+        raise KeyboardInterrupt
+
+    into = [{"w": torch.zeros(ROWS, 1024)}] if call is distributed.load_into else []
+    config = ringstow.Config(share_reads="group")
+    with played(rank) as patch:
+        if rank == 1:
+            patch.setattr(_sent_parts.Transfer, "_join", interrupted)
+        why = raised(lambda: call(*into, tmp_path / "a", config=config))
+    assert why[0] == ("KeyboardInterrupt" if rank == 1 else "Error")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -316,7 +400,7 @@ def test_slices_of_one_unit_are_not_the_same_bytes():
 def shared(host, *needs, unit_bytes=1 << 30):
     """Return how many ranks need each byte, of ranks with these hosts and needs."""
     choice = object.__new__(_shared_reads._Choice)
-    every = [Needs(where, (units,), unit_bytes, 1 << 20, 1) for where, units in needs]
+    every = [Needs(where, (units,), unit_bytes, (0,), 1 << 20, 1) for where, units in needs]
     choice._hosts = [one.host for one in every]
     choice._unit_bytes = unit_bytes
     choice._units = torch.stack([_shared_reads._summed(one, len(one.units[0])) for one in every])

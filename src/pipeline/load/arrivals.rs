@@ -210,14 +210,15 @@ impl Arrivals {
 impl State {
     /// Takes away the oldest part that is here, if enough others behind it have been asked for.
     fn take_old(&mut self, behind: usize) -> Option<Part> {
-        while self.oldest + behind < self.asked {
-            let old = self.oldest;
+        while self.oldest + behind < self.asked && !matches!(self.parts[self.oldest], Part::Coming)
+        {
+            let old = std::mem::replace(&mut self.parts[self.oldest], Part::Gone);
             self.oldest += 1;
-            if let part @ Part::Here(_) = &mut self.parts[old] {
-                return Some(std::mem::replace(part, Part::Gone));
+            if matches!(old, Part::Here(_)) {
+                return Some(old);
             }
         }
-        None
+        None // parts come in order: behind one that is coming, none is here
     }
 }
 
@@ -357,6 +358,29 @@ mod tests {
         });
         let kept: Vec<Slot> = std::iter::from_fn(|| arrivals.slot(false)).collect();
         assert!(kept.len() >= 4, "what was not given up is at most a quarter, and what came after");
+    }
+
+    #[test]
+    fn parts_that_come_after_their_turn_keep_no_memory() {
+        let arrivals = arrivals(60, 8);
+        thread::scope(|scope| {
+            let last = scope.spawn(|| read(&arrivals, 59 * PART..60 * PART));
+            while arrivals.home.lock().asked < 59 {
+                thread::yield_now();
+            }
+            let sent: Vec<Arc<Slot>> = (0..8).map(|n| filled(&arrivals, n)).collect();
+            for (number, slot) in sent.iter().enumerate() {
+                arrivals.put(number, slot.clone(), true);
+            }
+            assert!(arrivals.slot(false).is_none(), "all are being sent");
+            drop(sent);
+            for number in 8..60 {
+                let mut slot = arrivals.slot(false).expect("no slot is lost");
+                slot.bytes_mut().fill(7);
+                arrivals.put(number, Arc::new(slot), true);
+            }
+            assert_eq!(last.join().unwrap(), Some(vec![7; PART as usize]));
+        });
     }
 
     #[test]
