@@ -231,17 +231,16 @@ def second_half_only(self, one, slot, memory):
     return READ(self, one, slot, memory)
 
 
-@pytest.mark.parametrize("what", ["memory", "thread"])
+@pytest.mark.parametrize("what", ["Arrivals", "Transfer"])
 @on_ranks(3)
 def test_what_one_rank_lacks_for_sending_makes_none_send(rank, tmp_path, what):
     def lacks(*_, **__):
-        raise MemoryError("no memory") if what == "memory" else RuntimeError("no new thread")
+        raise MemoryError("no memory") if what == "Arrivals" else RuntimeError("no new thread")
 
     with pytest.MonkeyPatch.context() as patch:
-        if rank == 1 and what == "memory":
-            patch.setattr(_shared_reads._native, "Arrivals", lacks)
-        elif rank == 1:
-            patch.setattr(_sent_parts.threading, "Thread", lacks)
+        if rank == 1:
+            where = _shared_reads._native if what == "Arrivals" else _shared_reads
+            patch.setattr(where, what, lacks)
         config = ringstow.Config(share_reads="group")
         assert not load(rank, tmp_path / "a", SLOW, config=config).received_bytes
 
