@@ -34,6 +34,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Refuse names of tests with addresses in them: they differ between the processes of a run."""
+    different = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if different:
+        raise pytest.UsageError(f"give the parameters ids: {different[:3]}")
+
+
 def pytest_collection_finish():
     """Keep the collector from all that was imported: it looks at a million objects for nothing."""
     gc.collect()

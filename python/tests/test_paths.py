@@ -90,7 +90,7 @@ READS = (
         *((url, WRITES) for url in ("s3://bucket/x", pathlib.Path("gs://bucket/x"))),
         *((url, WRITES + READS) for url in ("file:///tmp/x", "https://host/x", "hdfs:/a")),
     ],
-    ids=str,
+    ids=lambda each: f"{len(each)} calls" if isinstance(each, tuple) else str(each),
 )
 def test_urls_are_refused_without_creating_anything(url, calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

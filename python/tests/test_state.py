@@ -244,7 +244,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "said"), REFUSED, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(
+    ("make", "error", "said"), REFUSED, ids=lambda each: getattr(each, "__name__", each)[:40]
+)
 def test_what_cannot_be_saved_is_named_with_a_remedy(make, error, said):
     for allow_pickle in (True, False) if "pickled" not in said else (True,):
         with pytest.raises(error, match=said):
