@@ -138,7 +138,15 @@ class Sharing:
         self._checkpoint = checkpoint
         self._transfer: Transfer | None = None
         settings = json.loads(config)
-        choice = _Choice(ranks, checkpoint, needs, settings["share_reads"], apart=apart)
+        choice: _Choice | None = None
+        try:
+            choice = _Choice(ranks, checkpoint, needs)
+        except Exception as error:  # the others must not wait for this rank
+            _log.warning("the ranks do not share what they read: %s", error)
+        can_all = all(one is True for one in ranks.gathered(choice is not None))
+        if choice is None or not can_all:
+            return
+        choice.choose(ranks, settings["share_reads"], apart=apart)
         if choice.way == "host":
             checkpoint.read_through_page_cache()
         elif choice.way == "group":
@@ -242,15 +250,8 @@ class SharedLoad:
 class _Choice:
     """What the ranks of a load do, all alike but for the page cache of each host."""
 
-    def __init__(
-        self,
-        ranks: Group,
-        checkpoint: _native.Checkpoint,
-        needs: list[Needs],
-        share: str,
-        *,
-        apart: bool,
-    ) -> None:
+    def __init__(self, ranks: Group, checkpoint: _native.Checkpoint, needs: list[Needs]) -> None:
+        """Add up what the ranks need; nothing is sent."""
         self._files = _native.files_of(checkpoint)
         self._sizes = _sizes(checkpoint)
         self._unit_bytes = needs[0].unit_bytes
@@ -265,13 +266,16 @@ class _Choice:
         """Whether this rank's host reads through its page cache what is not sent."""
         self.way = "direct"
         """Or "host": through its page cache; or "group": sent by the rank that reads it."""
+        self._why_not = _why_not_sent(ranks, checkpoint)
+
+    def choose(self, ranks: Group, share: str, *, apart: bool) -> None:
+        """Choose the way. All ranks call it."""
         own = self._hosts[ranks.rank]
-        why_not = _why_not_sent(ranks, checkpoint)
         if share == "auto":
-            self.way = self._measured(ranks, own, may_send=not apart and why_not is None)
-        elif share == "host" or apart or why_not is not None:
-            if share == "group" and why_not is not None:
-                _log.warning("share_reads='group': %s; the ranks of a host share", why_not)
+            self.way = self._measured(ranks, own, may_send=not apart and self._why_not is None)
+        elif share == "host" or apart or self._why_not is not None:
+            if share == "group" and self._why_not is not None:
+                _log.warning("share_reads='group': %s; the ranks of a host share", self._why_not)
             needed, once = self._bytes(own)
             self.way = "host" if needed >= _RANKS_MIN * once else "direct"
         elif bool(self._is_shared().any()):

@@ -231,7 +231,7 @@ def second_half_only(self, one, slot, memory):
     return READ(self, one, slot, memory)
 
 
-@pytest.mark.parametrize("what", ["Arrivals", "Transfer"])
+@pytest.mark.parametrize("what", ["_Choice", "Arrivals", "Transfer"])
 @on_ranks(3)
 def test_what_one_rank_lacks_for_sending_makes_none_send(rank, tmp_path, what):
     def lacks(*_, **__):
