@@ -310,8 +310,8 @@ class _Choice:
 
     def _first_passes(self) -> list[int]:
         """Return for each unit the first pass in which a rank reads it."""
-        first = torch.zeros(len(self._places), dtype=torch.int64)
-        is_read = torch.zeros(len(self._places), dtype=torch.bool)
+        first = torch.zeros(len(self._places), dtype=torch.int64, device="cpu")
+        is_read = torch.zeros(len(self._places), dtype=torch.bool, device="cpu")
         for number in range(max(len(one.units) for one in self._needs)):
             read = [_tensor(one.units[number]) for one in self._needs if one.units[number]]
             if read:
@@ -438,7 +438,7 @@ def _places(sizes: list[int], unit_bytes: int) -> Iterator[_Unit]:
 
 def _summed(needs: Needs, units: int) -> torch.Tensor:
     """Return how much of each unit a rank reads in all passes."""
-    read = torch.zeros(units, dtype=torch.int64)
+    read = torch.zeros(units, dtype=torch.int64, device="cpu")
     for one in filter(None, needs.units):
         read += _tensor(one)
     return read.clamp(max=_WHOLE).to(torch.uint8)  # a row for each rank
