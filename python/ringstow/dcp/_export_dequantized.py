@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 
 from ringstow._core._errors import Error, InvalidStateError, UnsupportedError
+from ringstow._state.objects._quantized_layers import Codes
 from ringstow._state.tensors import _bitsandbytes, _dequantize, _shards, _torch
 from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._layouts import TensorParts
@@ -32,9 +33,10 @@ class Planner(DefaultSavePlanner):
         Raises:
             UnsupportedError: bitsandbytes is missing, a tensor is packed for this CPU, or the codes
                 of its layers are sharded.
-            InvalidStateError: the entries of a layer are not what bitsandbytes writes.
+            InvalidStateError: the entries of a layer are not what bitsandbytes writes, or lack.
         """
         self._dense = found = _of_tensors(self.state_dict, prefix)
+        self._check_codes(prefix)
         state = dict(self.state_dict)
         for weight, (kind, names, packed) in _bitsandbytes.parts_in(state).items():
             if weight.startswith(prefix):
@@ -53,13 +55,22 @@ class Planner(DefaultSavePlanner):
 
         Raises:
             UnsupportedError: names them all.
+            InvalidStateError: the state lacks the scales of codes.
         """
+        self._check_codes(prefix)
         found = _of_tensors(self.state_dict, prefix)
         if found:
             raise UnsupportedError(
                 f"{listed('a model can not hold quantized tensors', [*found])}; dequantize=True "
                 "writes their values"
             )
+
+    def _check_codes(self, prefix: str) -> None:
+        codes = Codes()
+        for name, value in self.state_dict.items():
+            if isinstance(value, DTensor) and name.startswith(prefix):
+                codes.note(name, value.shape, value.dtype)
+        codes.check(lambda name: f"{name}.absmax" in self.state_dict)
 
     @contextlib.contextmanager
     def naming_tensors(self) -> Iterator[None]:

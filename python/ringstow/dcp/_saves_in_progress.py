@@ -69,9 +69,9 @@ class Save:
         self.commits = True
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
-        self.promoter: Promoter | None = None
         self.planning = Planning(None)
         """What this rank's planner plans."""
+        self.promoter: Promoter | None = None
         """Copies the checkpoint to tiers, once it is committed."""
         self.stream: StagingFuture | None = None
         """The fence of a background save that copies no tensor."""

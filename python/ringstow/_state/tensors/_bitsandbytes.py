@@ -12,6 +12,9 @@ from ringstow._state.tensors._optional_packages import require
 PARAMS_4BIT = "bitsandbytes.nn.modules:Params4bit"
 PARAMS_8BIT = "bitsandbytes.nn.modules:Int8Params"
 
+PACKED = ".quant_state.bitsandbytes__"
+"""Between a weight's name and ``nf4`` or ``fp4``: the entry with its other values, as JSON."""
+
 Taken = tuple[dict[str, Any], dict[str, Any]]
 """The inner tensors by name, and the context."""
 
@@ -74,7 +77,10 @@ def fill_4bit(quant_state: Any, stats: dict[str, Any]) -> str:
     """
     functional = require("bitsandbytes.functional", "a 4-bit parameter")
     here = quant_state
-    there = functional.QuantState.from_dict(dict(stats), device=here.absmax.device)
+    try:
+        there = functional.QuantState.from_dict(dict(stats), device=here.absmax.device)
+    except Exception as error:  # bitsandbytes checks little of them
+        return f"its entries in the state are not what it writes ({type(error).__name__}: {error})"
     pairs = [("absmax", here, there), ("code", here, there)]
     if here.nested and there.nested:
         pairs += [("absmax", here.state2, there.state2), ("code", here.state2, there.state2)]
@@ -148,7 +154,7 @@ def parts_in(names: Iterable[str]) -> dict[str, tuple[str, dict[str, str], str]]
     every = set(names)
     found: dict[str, tuple[str, dict[str, str], str]] = {}
     for name in every:
-        weight, packed, _ = name.rpartition(".quant_state.bitsandbytes__")
+        weight, packed, _ = name.rpartition(PACKED)
         if packed and weight in every:
             stats = {one: f"{weight}.{one}" for one in _STATS if f"{weight}.{one}" in every}
             found[weight] = (PARAMS_4BIT, {"data": weight, **stats}, name)
