@@ -152,6 +152,7 @@ def test_another_quantization_is_named(tmp_path):
 
 
 SQUARE = functools.partial(runs.four_bits, 64, 64)
+EIGHT = functools.partial(runs.eight_bits, 1)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ SQUARE = functools.partial(runs.four_bits, 64, 64)
         (SQUARE, {"absmax": None}, "not what it writes"),
         (SQUARE, {"quant_state": torch.zeros(3, dtype=torch.uint8)}, "not what it writes"),
         (SQUARE, {"absmax": torch.zeros(3)}, "absmax of other shapes"),
-        (functools.partial(runs.eight_bits, 1), {"SCB": None}, "only one of codes and scales"),
+        (EIGHT, {"SCB": None}, "only one of codes and scales"),
         (
             functools.partial(runs.eight_bits, 1),
             {"SCB": torch.zeros(3)},
@@ -175,7 +176,7 @@ def test_codes_and_scales_load_together_or_not_at_all(make, change, message, str
     if make is not SQUARE:
         made(torch.randn(4, 64))  # the layer now keeps its scales
     before = copy.deepcopy(made.state_dict())
-    state = {name: one for name, one in other.state_dict().items()}
+    state = dict(other.state_dict())
     for part, value in change.items():
         for name in [one for one in state if part in one.removeprefix("0.weight")]:
             state.pop(name)
@@ -307,6 +308,17 @@ def test_the_quantized_base_is_exported_dense(tmp_path):
             weight = made.get_parameter(name)
             wanted = dense(weight) if hasattr(weight, "quant_state") else weight
             assert tensor.equal(wanted), name
+
+
+def test_tied_layers_are_exported_once(tmp_path):
+    tied = torch.nn.Sequential(*[runs.four_bits(64, 64).to("cpu")[0]] * 2)
+    assert tied[0].weight.quant_state.nested
+    ringstow.save(tied.state_dict(), tmp_path / "c")
+    for report in (
+        ringstow.dcp.export_hf(tied.state_dict(), tmp_path / "1", dequantize=True),
+        convert(tmp_path / "c", tmp_path / "2", target="hf", dequantize=True),
+    ):
+        assert report.tied == (("1.weight", "0.weight"),)
 
 
 def test_a_killed_trainer_of_such_a_model_resumes(tmp_path):

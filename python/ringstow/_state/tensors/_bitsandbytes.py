@@ -166,6 +166,12 @@ def parts_in(names: Iterable[str]) -> dict[str, tuple[str, dict[str, str], str]]
     return found
 
 
+def entries_in(names: Iterable[str]) -> set[str]:
+    """Return the names of all entries of such weights, whose dtypes belong together."""
+    found = parts_in(names).values()
+    return {one for _, inner, packed in found for one in (*inner.values(), packed)}
+
+
 _STATS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
@@ -173,7 +179,7 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
     """Return the parts of a weight by its entries in a module's state; see `parts_in`.
 
     Raises:
-        ValueError: the other values are not what bitsandbytes writes.
+        ValueError: the other values are not what bitsandbytes writes, or a tensor is missing.
     """
     if kind == PARAMS_8BIT:
         if packed.numel() != 1 or packed.item() != 0:
@@ -183,16 +189,34 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
         context = json.loads(bytes(packed.tolist()))
     except (TypeError, ValueError):
         raise ValueError("its quant_state is not JSON") from None
-    names = {"quant_type", "blocksize", "dtype", "shape"}
-    if not isinstance(context, dict) or not names <= context.keys() or not context["shape"]:
+    if not isinstance(context, dict) or not _has_values(context):
         raise ValueError("its quant_state is not what bitsandbytes writes")
-    tensors = dict(inner)
-    if "nested_offset" in context:
+    is_nested = "nested_offset" in context
+    needed = [name for name in _STATS if is_nested or not name.startswith("nested_")]
+    if not is_nested and any(name not in needed for name in inner if name != "data"):
+        raise ValueError("it has nested scales, and its quant_state no values of them")
+    missing = [name for name in needed if name not in inner]
+    if missing:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
+    tensors = {"data": inner["data"], **{name: inner[name] for name in needed}}
+    if is_nested:
         import torch
 
         offset = float(context.pop("nested_offset"))
         tensors["nested_offset"] = torch.tensor(offset, device="cpu")
     return tensors, context
+
+
+def _has_values(context: dict[str, Any]) -> bool:
+    types = {"quant_type": str, "blocksize": int, "dtype": str, "shape": list}
+    nested = {"nested_offset": (int, float), "nested_blocksize": int, "nested_dtype": str}
+    if not nested.keys().isdisjoint(context):
+        types |= nested
+    return (
+        all(isinstance(context.get(name), kind) for name, kind in types.items())
+        and bool(context["shape"])
+        and all(type(size) is int and size >= 0 for size in context["shape"])
+    )
 
 
 def _plain(tensor: Any) -> Any:
