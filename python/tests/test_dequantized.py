@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -14,8 +15,10 @@ from tensor_list import KINDS, Scaled, assert_equal, scaled
 import ringstow
 import ringstow.dcp
 from ringstow._state.tensors import _dequantize
+from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._layouts import TensorParts
 from ringstow.convert import _cli, convert
+from ringstow.dcp._export_dequantized import LastMade
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MADE = []
@@ -175,6 +178,21 @@ def test_a_context_that_this_program_can_not_make_is_refused(kind):
     parts = TensorParts(kind, {"codes": torch.ones(2), "scale": torch.ones(1)}, None)
     with pytest.raises(ringstow.UnsupportedError, match=rf"^w is a {kind.replace(':', '.')}"):
         _dequantize.of_parts(parts, "w")
+
+
+def test_a_tensor_is_made_on_its_own_gpu(monkeypatch):
+    current = [0]
+
+    @contextlib.contextmanager
+    def entered(device):
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    for name, wanted in (("cpu", 0), ("cuda:1", 1)):
+        dense = Dense(torch.float32, (), (), lambda: current[-1], torch.device(name))
+        assert LastMade().of(dense) == wanted
 
 
 def test_an_optimizers_tensors_are_left_out_of_a_model(tmp_path):

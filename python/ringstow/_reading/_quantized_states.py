@@ -64,7 +64,7 @@ def is_otherwise(plan: Merge, target: Any, saved: dict[Any, Any], path: Path) ->
         saved: what the checkpoint has of the container.
         path: the tensor's path.
     """
-    weight = weight_of(path[-1])
+    weight = weight_of(str(path[-1]))
     if weight not in saved:
         return False
     others = [key for key in saved if is_packed(key) and weight_of(key) == weight]

@@ -131,6 +131,12 @@ def _planned(value: Any, dense: Dense) -> torch.Tensor:
     return empty
 
 
+def _current(device: torch.device | None) -> contextlib.AbstractContextManager[object]:
+    """Make a GPU current, for kernels that run on the current one; a native thread's is GPU 0."""
+    is_gpu = device is not None and device.type == "cuda"
+    return torch.cuda.device(device) if is_gpu else contextlib.nullcontext()
+
+
 class LastMade:
     """Makes dense tensors, one at a time, and keeps the last: its pieces follow each other."""
 
@@ -143,5 +149,6 @@ class LastMade:
         with self._lock:
             if self._last is None or self._last[0] is not dense:
                 self._last = None  # frees the memory first
-                self._last = dense, dense.make()
+                with _current(dense.device):
+                    self._last = dense, dense.make()
             return self._last[1]

@@ -50,6 +50,7 @@ def end_here() -> None:
     """Note that this thread's save has ended: DCP calls this function outside saves only."""
     if _here.save is not None:
         _here.save.is_over = True
+        _here.save.planning.end()  # DCP may have failed before it planned
         _here.save = None
 
 
@@ -177,6 +178,7 @@ class Save:
 
     def abandon(self) -> None:
         """Unlock the directory and remove the ranks' files, unless they were committed."""
+        self.planning.end()
         if self._session is not None:
             self._session.abandon()
 

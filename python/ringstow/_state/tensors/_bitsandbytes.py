@@ -208,7 +208,7 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
 
 
 def _has_values(context: dict[str, Any]) -> bool:
-    types = {"quant_type": str, "blocksize": int, "dtype": str, "shape": list}
+    types: dict[str, Any] = {"quant_type": str, "blocksize": int, "dtype": str, "shape": list}
     nested = {"nested_offset": (int, float), "nested_blocksize": int, "nested_dtype": str}
     if not nested.keys().isdisjoint(context):
         types |= nested
