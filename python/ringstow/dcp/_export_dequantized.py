@@ -69,6 +69,8 @@ class Planner(DefaultSavePlanner):
 
     def _check_codes(self, prefix: str) -> None:
         codes = Codes()
+        if not codes.is_on:
+            return
         for name, value in self.state_dict.items():
             if isinstance(value, DTensor) and name.startswith(prefix):
                 codes.note(name, value.shape, value.dtype)

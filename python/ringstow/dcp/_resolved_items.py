@@ -82,10 +82,10 @@ def resolve(
 
 def _check_codes(plan: SavePlan, planner: SavePlanner, refusals: Refusals) -> None:
     """Refuse codes of 4-bit layers whose scales the state lacks."""
-    state = getattr(planner, "state_dict", None)  # a plan lacks what only another rank writes
-    if not isinstance(state, dict):
-        return
     codes = Codes()
+    state = getattr(planner, "state_dict", None)  # a plan lacks what only another rank writes
+    if not codes.is_on or not isinstance(state, dict):
+        return
     for item in plan.items:
         if item.type == WriteItemType.SHARD and item.tensor_data is not None:
             data = item.tensor_data

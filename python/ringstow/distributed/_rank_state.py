@@ -90,7 +90,8 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
                 _watch(value, watched, flat_name(path))
                 return _of_composite(whole, path, tensors)
             name, nbytes = _add_pieces(path, (found.shape, found.pieces), tensors, memory_of)
-            codes.note(name, found.shape, value.dtype, key=path[-1:])
+            if codes.is_on:
+                codes.note(name, found.shape, value.dtype, key=path[-1:])
             if nbytes > SMALL and type(value).__name__ == "DTensor":
                 _watch(value, watched, name)
             if found.ranks is not None and len(found.ranks) < world:

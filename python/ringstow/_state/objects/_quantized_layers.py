@@ -77,7 +77,8 @@ class Codes:
     """
 
     def __init__(self) -> None:
-        self._is_on = imported("bitsandbytes") is not None
+        self.is_on = imported("bitsandbytes") is not None
+        """Whether there may be such layers; otherwise note nothing."""
         self._found: list[tuple[str, str, tuple[tuple[int, ...], Any]]] = []
 
     def note(self, name: str, shape: Any, dtype: Any, *, key: Path = ()) -> None:
@@ -89,7 +90,7 @@ class Codes:
             dtype: its dtype.
             key: the last step of its path, if `check` needs that.
         """
-        if self._is_on and len(shape) == 2 and shape[1] == 1:
+        if len(shape) == 2 and shape[1] == 1:
             self._found.append((name, str(key[0]) if key else name, (tuple(shape), dtype)))
 
     def check(self, has: Callable[[str], bool]) -> None:
