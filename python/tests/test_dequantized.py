@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -13,10 +14,15 @@ from tensor_list import KINDS, Scaled, assert_equal, scaled
 
 import ringstow
 import ringstow.dcp
+from ringstow._state.tensors import _dequantize
+from ringstow._state.tensors._dequantize import Dense
+from ringstow._state.tensors._layouts import TensorParts
 from ringstow.convert import _cli, convert
+from ringstow.dcp._export_dequantized import LastMade
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MADE = []
+VALUES = '"quant_type": "nf4", "blocksize": 8, "dtype": "float32", "shape": [4, 4]'
 
 
 @ringstow.allow_types
@@ -125,7 +131,17 @@ def test_only_a_few_dense_tensors_are_in_memory_at_once(face, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("text", ["", "[]", '{"quant_type": "nf4"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"quant_type": "nf4"}',
+        f"{{{VALUES}}}",
+        f'{{{VALUES}, "nested_offset": 0.5}}',
+        f'{{{VALUES}, "nested_offset": 0.5, "nested_blocksize": 8, "nested_dtype": "float32"}}',
+    ],
+)
 def test_entries_that_only_look_like_bitsandbytes_are_named(text, face, tmp_path):
     codes = torch.zeros(8, dtype=torch.uint8)
     packed = torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -133,6 +149,50 @@ def test_entries_that_only_look_like_bitsandbytes_are_named(text, face, tmp_path
     with pytest.raises(ringstow.Error, match=r"l\.weight.* looks like a weight of bitsandbytes"):
         FACES[face](state, tmp_path / "c", dequantize=True)
     FACES[face](state, tmp_path / "as they are")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_dtype_casts_no_scale_and_no_code_of_layers_that_stay_quantized(face, tmp_path):
+    stay = ("l.weight", "l.weight.absmax", "l.weight.quant_map")
+    state = {name: torch.ones(8) for name in (*stay, "b")}
+    state["l.weight.quant_state.bitsandbytes__nf4"] = torch.tensor([*b"{}"], dtype=torch.uint8)
+    FACES[face]({"m": state}, tmp_path / "c", prefix="m.", dtype="bfloat16")
+    found = load_file(tmp_path / "c" / "model.safetensors")
+    assert {name for name, one in found.items() if one.dtype == torch.bfloat16} == {"b"}
+    assert {*found} == {*state}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_wrappers_of_one_memory_that_stand_for_other_values_are_not_tied(face, tmp_path):
+    codes = torch.arange(36, dtype=torch.int8).reshape(6, 6)
+    scale = torch.ones(1, 1)
+    made = {"w": Coded(codes, scale), "t": Coded(codes.t(), scale), "bits": Coded(codes, scale, 4)}
+    assert FACES[face](made, tmp_path / "c", dequantize=True).tied == ()
+    found = load_file(tmp_path / "c" / "model.safetensors")
+    for name, one in made.items():
+        assert found[name].equal(one.dequantize()), name
+
+
+@pytest.mark.parametrize("kind", ["torchao.none:Such", "test_dequantized:Coded"])
+def test_a_context_that_this_program_can_not_make_is_refused(kind):
+    parts = TensorParts(kind, {"codes": torch.ones(2), "scale": torch.ones(1)}, None)
+    with pytest.raises(ringstow.UnsupportedError, match=rf"^w is a {kind.replace(':', '.')}"):
+        _dequantize.of_parts(parts, "w")
+
+
+def test_a_tensor_is_made_on_its_own_gpu(monkeypatch):
+    current = [0]
+
+    @contextlib.contextmanager
+    def entered(device):
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    for name, wanted in (("cpu", 0), ("cuda:1", 1)):
+        dense = Dense(torch.float32, (), (), lambda: current[-1], torch.device(name))
+        assert LastMade().of(dense) == wanted
 
 
 def test_an_optimizers_tensors_are_left_out_of_a_model(tmp_path):

@@ -109,9 +109,9 @@ def as_rank(rank, count, act, path):
     dist.destroy_process_group()
 
 
-def four_bits(*shape, bias=False):
+def four_bits(*shape, bias=False, kind="nf4"):
     """Return a layer of 4-bit weights, which its first move quantizes."""
-    layer = bitsandbytes.nn.Linear4bit(*shape, bias=bias, quant_type="nf4")
+    layer = bitsandbytes.nn.Linear4bit(*shape, bias=bias, quant_type=kind)
     return torch.nn.Sequential(layer)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import signal
+import types
 
 import children
 import pytest
@@ -16,6 +18,9 @@ import transformers_processes as processes
 from quantized_tensors import dense
 from safetensors.torch import load_file
 from support import assert_same
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers_runs import adapters, fit, model, state
 
 import ringstow
@@ -23,6 +28,8 @@ import ringstow.dcp
 import ringstow.distributed
 from ringstow.convert import convert
 from ringstow.integrations import bitsandbytes
+from ringstow.integrations._accelerate import _shards
+from ringstow.integrations._kit._ranks import Ranks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 ALL = range(runs.BEFORE, runs.BEFORE + runs.AFTER)
@@ -141,10 +148,60 @@ def test_another_quantization_is_named(tmp_path):
         bitsandbytes.use(layers[1]).load_state_dict(layers[0].state_dict())
     with pytest.raises(RuntimeError, match=r"0\.weight is quantized in the state and not here"):
         bitsandbytes.use(unquantized).load_state_dict(layers[0].state_dict())
-    codes = {name: one for name, one in layers[0].state_dict().items() if "absmax" not in name}
-    codes = {name: one for name, one in codes.items() if "quant" not in name}
-    with pytest.raises(RuntimeError, match=r"Missing key.*0\.weight\.absmax"):
-        bitsandbytes.use(layers[0]).load_state_dict(codes)
+    assert_same(layers[1].state_dict(), before)
+
+
+SQUARE = functools.partial(runs.four_bits, 64, 64)
+EIGHT = functools.partial(runs.eight_bits, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (SQUARE, {"absmax": None, "quant": None}, "codes in the state, and no scales"),
+        (SQUARE, {"absmax": None}, "not what it writes"),
+        (SQUARE, {"quant_state": torch.zeros(3, dtype=torch.uint8)}, "not what it writes"),
+        (SQUARE, {"absmax": torch.zeros(3)}, "absmax of other shapes"),
+        (EIGHT, {"SCB": None}, "only one of codes and scales"),
+        (
+            functools.partial(runs.eight_bits, 1),
+            {"SCB": torch.zeros(3)},
+            r"SCB has the shape \[32\]",
+        ),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_codes_and_scales_load_together_or_not_at_all(make, change, message, strict):
+    made, other = (bitsandbytes.use(make().to("cpu")) for _ in range(2))
+    if make is not SQUARE:
+        made(torch.randn(4, 64))  # the layer now keeps its scales
+    before = copy.deepcopy(made.state_dict())
+    state = dict(other.state_dict())
+    for part, value in change.items():
+        for name in [one for one in state if part in one.removeprefix("0.weight")]:
+            state.pop(name)
+            if value is not None:
+                state[name] = value
+    with pytest.raises(RuntimeError, match=message):
+        made.load_state_dict(state, strict=strict)
+    assert_same(made.state_dict(), before)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("there", ["fp4", "codes alone", "no tensor"])
+def test_another_kind_of_codes_is_refused_also_if_names_may_be_missing(there, whole, tmp_path):
+    made, other = SQUARE().to("cpu"), runs.four_bits(64, 64, kind="fp4").to("cpu")
+    state = (other if there == "fp4" else made).state_dict()
+    if there == "codes alone":
+        state = {"0.weight": state["0.weight"] + 1}
+    elif there == "no tensor":
+        state["0.weight.quant_state.bitsandbytes__nf4"] = [1]
+    ringstow.save({"model": state}, tmp_path / "c")
+    before = copy.deepcopy(made.state_dict())
+    into = made if whole else made.state_dict()
+    with pytest.raises(ringstow.KeyMismatchError, match=r"weight\.quant_state.*nf4 is .* here"):
+        ringstow.load_into({"model": into}, tmp_path / "c", strict=False)
+    assert_same(made.state_dict(), before)
 
 
 def test_only_a_model_with_such_layers_can_be_used():
@@ -163,6 +220,45 @@ def test_fsdp2_saves_the_scales_that_its_state_dict_lacks(tmp_path):
     layer = runs.four_bits(64, 64, bias=True).to("cpu")[0]
     found = load_file(tmp_path / "hf" / "model.safetensors")
     assert found["0.weight"].equal(dense(layer.weight))
+
+
+SHARDED = {
+    "dcp": lambda state, to: dcp.save(
+        {"model": state}, checkpoint_id=to, storage_writer=ringstow.dcp.StorageWriter()
+    ),
+    "distributed": lambda state, to: ringstow.distributed.save({"model": state}, to),
+    "export": ringstow.dcp.export_hf,
+    "export dense": lambda state, to: ringstow.dcp.export_hf(state, to, dequantize=True),
+}
+
+
+REFUSED = r"codes of 4-bit .*0\.weight.*bitsandbytes\.use\(model\)"
+
+
+@pytest.mark.parametrize("face", SHARDED)
+def test_codes_of_shards_without_their_scales_are_refused(face, group, tmp_path):
+    made, plain = runs.sharded(0), torch.nn.Sequential(torch.nn.Linear(1, 64))
+    plain = fully_shard(plain, mesh=init_device_mesh("cpu", (1,)))
+    SHARDED[face](plain.state_dict(), tmp_path / "plain")
+    with pytest.raises((ringstow.InvalidStateError, CheckpointException), match=REFUSED):
+        SHARDED[face](made.state_dict(), tmp_path / "c")
+    assert not list(tmp_path.glob("c/*.safetensors"))
+    if face == "export dense":
+        return  # no rank could make them dense alone
+    SHARDED[face](bitsandbytes.use(made).state_dict(), tmp_path / "c")
+    assert any("0.weight.absmax" in name for name in [*ringstow.open(tmp_path / "c")])
+
+
+def test_accelerate_saves_and_loads_the_scales_of_shards(group, tmp_path):
+    made, other = runs.sharded(0), runs.sharded(5)
+    rows = torch.randn(3, 64)
+    of = types.SimpleNamespace(_models=[made], _optimizers=[], scaler=None)
+    ringstow.distributed.save(_shards.collect(of, {}), tmp_path / "c")
+    assert not other(rows).equal(made(rows))
+    of._models = [other]
+    ranks = Ranks()
+    _shards.load_into(of, str(tmp_path / "c"), ranks, strict=True)
+    assert other(rows).equal(made(rows))
 
 
 def test_eight_bit_layers_load_after_a_step(tmp_path):
@@ -212,6 +308,17 @@ def test_the_quantized_base_is_exported_dense(tmp_path):
             weight = made.get_parameter(name)
             wanted = dense(weight) if hasattr(weight, "quant_state") else weight
             assert tensor.equal(wanted), name
+
+
+def test_tied_layers_are_exported_once(tmp_path):
+    tied = torch.nn.Sequential(*[runs.four_bits(64, 64).to("cpu")[0]] * 2)
+    assert tied[0].weight.quant_state.nested
+    ringstow.save(tied.state_dict(), tmp_path / "c")
+    for report in (
+        ringstow.dcp.export_hf(tied.state_dict(), tmp_path / "1", dequantize=True),
+        convert(tmp_path / "c", tmp_path / "2", target="hf", dequantize=True),
+    ):
+        assert report.tied == (("1.weight", "0.weight"),)
 
 
 def test_a_killed_trainer_of_such_a_model_resumes(tmp_path):

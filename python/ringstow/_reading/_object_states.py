@@ -74,7 +74,9 @@ class Objects:
                 if is_packed(name):
                     _quantized_states.compare(plan, value, node[name], (*path, name), is_seen=True)
                 plan.replace(part.state, name, node[name], path)
-            else:
+            elif not is_packed(name) or not _quantized_states.is_otherwise(
+                plan, value, node, (*path, name)
+            ):
                 plan.missing.append(((*path, name), value))
 
     def _other(self, plan: Merge, part: OtherState, node: Any, path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ringstow._state.objects._quantized_layers import is_packed
+from ringstow._state.objects._quantized_layers import is_packed, weight_of
 from ringstow._state.tensors import _torch
 from ringstow._state.tree._build import Builder, Survey
 from ringstow._state.tree._walk import Leaf, Path
@@ -40,17 +40,37 @@ def without_packed(
     plan: Merge, here: dict[Any, Any], saved: dict[Any, Any], path: Path
 ) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Plan to compare such tensors; return what a container and the checkpoint have beside them."""
+    packed = [key for key, one in here.items() if is_packed(key) and _torch.is_tensor(one)]
     found = [
-        key
-        for key, target in here.items()
-        if is_packed(key) and key in saved and _torch.is_tensor(target)
+        key for key in packed if key in saved or is_otherwise(plan, here[key], saved, (*path, key))
     ]
     for key in found:
-        compare(plan, here[key], saved[key], (*path, key), is_seen=False)
+        if key in saved:
+            compare(plan, here[key], saved[key], (*path, key), is_seen=False)
     if not found:
         return here, saved
     kept = ({key: one for key, one in some.items() if key not in found} for some in (here, saved))
     return next(kept), next(kept)
+
+
+def is_otherwise(plan: Merge, target: Any, saved: dict[Any, Any], path: Path) -> bool:
+    """Return, and note, whether a checkpoint without such a tensor has other codes in its place.
+
+    Its name has the kind of the codes, and codes of another kind fit the same memory.
+
+    Args:
+        plan: the plan.
+        target: the tensor here.
+        saved: what the checkpoint has of the container.
+        path: the tensor's path.
+    """
+    weight = weight_of(str(path[-1]))
+    if weight not in saved:
+        return False
+    others = [key for key in saved if is_packed(key) and weight_of(key) == weight]
+    there = others[0] if others else f"{weight} without it"
+    plan.differ(path, _text(target), there, kind="layout")
+    return True
 
 
 def compare(plan: Merge, target: Any, node: Any, path: Path, *, is_seen: bool) -> None:
@@ -63,7 +83,10 @@ def compare(plan: Merge, target: Any, node: Any, path: Path, *, is_seen: bool) -
         path: its path.
         is_seen: whether the module gets what is loaded; otherwise its values must be equal, too.
     """
-    if not isinstance(node, Leaf) or plan.is_damaged(node):
+    if plan.is_damaged(node):
+        return
+    if not isinstance(node, Leaf):
+        plan.differ(path, _text(target), "no tensor", kind="layout")
         return
 
     def check(builder: Builder) -> None:

@@ -152,7 +152,7 @@ def convert(
             ``"model."``, and strip it. None writes the model's weights of a trainer's directory; of
             any other source, all tensors except an optimizer's.
         dtype: for ``hf``: cast floating tensors of 16 bits and more, also dequantized ones, to this
-            dtype.
+            dtype. Codes and scales of bitsandbytes' layers stay as they are.
         max_shard_size: for ``hf``: maximum size of a file: bytes, or text such as ``"5GB"``,
             ``"512MiB"``.
 

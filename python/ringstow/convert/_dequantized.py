@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from ringstow._core._errors import FormatError
-from ringstow._foreign._nested_states import State, is_stored, is_tensor, loaded, replaced
-from ringstow._state.tensors import _bitsandbytes, _dequantize
+from ringstow._foreign._nested_states import State, is_stored, replaced
+from ringstow._state.tensors import _dequantize
 from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree._walk import Path, describe, like
@@ -38,38 +39,19 @@ def dequantized(state: State, path: str, is_written: Callable[[Path], bool]) -> 
             # Once, so that tied tensors stay tied.
             return value if dense is None else known.setdefault(dense.identity, dense.lazy())
         if isinstance(value, dict):
-            return replaced(_with_parts(value, at, path), make, at, is_leaf)
+            found = _dequantize.with_layers(value, lambda _: True, functools.partial(wrong, at))
+            return replaced(like(value, found.items()), make, at, is_leaf)
         return value
+
+    def wrong(at: Path, weight: str, text: str) -> FormatError:
+        return FormatError(f"{path}: {describe((*at, weight))} {text}", path=path)
 
     def is_leaf(value: object) -> bool:
         is_dict = isinstance(value, dict)
         return (
-            is_stored(value) or type(value) is TensorParts or (is_dict and bool(_layers_in(value)))
+            is_stored(value)
+            or type(value) is TensorParts
+            or (is_dict and _dequantize.has_layers(value))
         )
 
     return replaced(state, make, (), is_leaf)  # type: ignore[no-any-return]
-
-
-def _layers_in(state: Any) -> dict[str, tuple[str, dict[str, str], str]]:
-    return _bitsandbytes.parts_in(name for name in state if type(name) is str)
-
-
-def _with_parts(state: dict[Any, Any], at: Path, path: str) -> dict[Any, Any]:
-    """Return a module's state with the weights of bitsandbytes' layers as composites."""
-    kept = dict(state)
-    for weight, (kind, names, packed) in _layers_in(state).items():
-        inner = {one: kept.pop(name) for one, name in names.items()}
-        rest = kept.pop(packed)
-        key = f"{path}: {describe((*at, weight))}"
-        try:
-            if not all(map(is_tensor, (*inner.values(), rest))):
-                raise ValueError("not all of its entries are tensors")
-            taken = _bitsandbytes.parts_of_state(kind, inner, loaded(rest))
-        except ValueError as error:
-            raise FormatError(
-                f"{key} looks like a weight of bitsandbytes, and can't be dequantized: {error}",
-                path=path,
-            ) from None
-        kept[weight] = TensorParts(kind, *taken)
-    # In the order of the state.
-    return like(state, {name: kept[name] for name in state if name in kept}.items())  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from ringstow._foreign._nested_states import State, is_stored, is_tensor, loaded
 from ringstow._ranks import _concurrent_saves
 from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
-from ringstow._state.tensors import _composites, _torch
+from ringstow._state.tensors import _bitsandbytes, _composites, _torch
 from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _encode
@@ -195,13 +195,14 @@ class _Model:
         self.left_out: list[str] = []
         self.tied: list[tuple[str, str]] = []
         self._name_of: dict[tuple[object, ...], str] = {}
-        self._dtype = dtype
         outside: set[str] = set()
+        fixed = set() if dtype is None else _fixed_in(state)
         for at, value in _leaves(state):
             name = flat_name(at)
             top, _, _ = name.partition(".")
             if _is_models(name, prefix):
-                self._add(name.removeprefix(prefix), value, describe(at))
+                to = None if name in fixed else dtype
+                self._add(name.removeprefix(prefix), value, to, describe(at))
             else:
                 outside.add(top)
         if outside and not prefix:
@@ -215,7 +216,7 @@ class _Model:
             what += f"; there are {others}" if others else ""
             raise KeyMismatchError(f"no tensor has a name {what}", missing=[prefix])
 
-    def _add(self, name: str, value: Any, key: str) -> None:
+    def _add(self, name: str, value: Any, dtype: str | None, key: str) -> None:
         if not is_tensor(value):
             self.left_out.append(name)
             return
@@ -233,7 +234,7 @@ class _Model:
         if known != name:
             self.tied.append((name, known))
             return
-        tensor = cast(value, self._dtype, key)
+        tensor = cast(value, dtype, key)
         memory = _memory(tensor, key)
         self.tensors[name] = tensor
         self.stored.add(name, memory)
@@ -269,6 +270,11 @@ def cast(value: Any, dtype: str | None, key: str) -> Any:
     return LazyTensor(
         code, tuple(memory.shape), count * size, lambda: loaded(value).detach().to(to)
     )
+
+
+def _fixed_in(state: State) -> set[str]:
+    """Return the names of entries of bitsandbytes' layers: codes, and the scales that fit them."""
+    return _bitsandbytes.entries_in(flat_name(at) for at, _ in _leaves(state))
 
 
 def _leaves(state: State) -> Iterator[tuple[Any, Any]]:

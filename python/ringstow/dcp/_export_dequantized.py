@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 
 from ringstow._core._errors import Error, InvalidStateError, UnsupportedError
-from ringstow._state.tensors import _bitsandbytes, _dequantize, _shards, _torch
+from ringstow._state.objects._quantized_layers import Codes
+from ringstow._state.tensors import _dequantize, _shards, _torch
 from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._layouts import TensorParts
 from ringstow._state.tree._refusals import Refusals
@@ -32,20 +33,23 @@ class Planner(DefaultSavePlanner):
         Raises:
             UnsupportedError: bitsandbytes is missing, a tensor is packed for this CPU, or the codes
                 of its layers are sharded.
-            InvalidStateError: the entries of a layer are not what bitsandbytes writes.
+            InvalidStateError: the entries of a layer are not what bitsandbytes writes, or lack.
         """
         self._dense = found = _of_tensors(self.state_dict, prefix)
-        state = dict(self.state_dict)
-        for weight, (kind, names, packed) in _bitsandbytes.parts_in(state).items():
-            if weight.startswith(prefix):
-                inner = {one: state.pop(name) for one, name in names.items()}
-                found[weight] = _of_layer(weight, kind, inner, state.pop(packed))
-                state[weight] = inner["data"]
-        # In the order of the state; without elements, which torch's planner needs none of.
+        self._check_codes(prefix)
+        state = _dequantize.with_layers(
+            self.state_dict,
+            lambda weight: weight.startswith(prefix),
+            lambda weight, text: InvalidStateError(f"{weight} {text}"),
+        )
+        for weight, parts in state.items():
+            if type(parts) is TensorParts and parts is not self.state_dict[weight]:
+                found[weight] = _of_layer(weight, parts)
+                state[weight] = parts.tensors["data"]
+        # Without elements, which torch's planner needs none of.
         self.state_dict = {
-            name: _planned(state[name], found[name]) if name in found else state[name]
-            for name in self.state_dict
-            if name in state
+            name: _planned(value, found[name]) if name in found else value
+            for name, value in state.items()
         }
 
     def refuse_quantized(self, prefix: str) -> None:
@@ -53,13 +57,24 @@ class Planner(DefaultSavePlanner):
 
         Raises:
             UnsupportedError: names them all.
+            InvalidStateError: the state lacks the scales of codes.
         """
+        self._check_codes(prefix)
         found = _of_tensors(self.state_dict, prefix)
         if found:
             raise UnsupportedError(
                 f"{listed('a model can not hold quantized tensors', [*found])}; dequantize=True "
                 "writes their values"
             )
+
+    def _check_codes(self, prefix: str) -> None:
+        codes = Codes()
+        if not codes.is_on:
+            return
+        for name, value in self.state_dict.items():
+            if isinstance(value, DTensor) and name.startswith(prefix):
+                codes.note(name, value.shape, value.dtype)
+        codes.check(lambda name: f"{name}.absmax" in self.state_dict)
 
     @contextlib.contextmanager
     def naming_tensors(self) -> Iterator[None]:
@@ -99,21 +114,13 @@ def _of_tensors(state: dict[str, Any], prefix: str) -> dict[str, Dense]:
     return found
 
 
-def _of_layer(name: str, kind: str, inner: dict[str, Any], packed: Any) -> Dense:
-    if isinstance(inner["data"], DTensor):
+def _of_layer(name: str, parts: TensorParts) -> Dense:
+    if isinstance(parts.tensors["data"], DTensor):
         raise UnsupportedError(
             f"{name} has its codes in shards, which no rank can dequantize alone: save the model "
             "by ringstow.distributed.save, and convert that with dequantize=True"
         )
-    try:
-        if not all(isinstance(one, torch.Tensor) for one in (*inner.values(), packed)):
-            raise ValueError("not all of its entries are tensors")
-        taken = _bitsandbytes.parts_of_state(kind, inner, packed)
-    except ValueError as error:
-        raise InvalidStateError(
-            f"{name} looks like a weight of bitsandbytes, and can't be dequantized: {error}"
-        ) from None
-    dense = _dequantize.of_parts(TensorParts(kind, *taken), name)
+    dense = _dequantize.of_parts(parts, name)
     assert dense is not None
     return dense
 
@@ -124,6 +131,12 @@ def _planned(value: Any, dense: Dense) -> torch.Tensor:
     if isinstance(value, DTensor):
         return _shards.dtensor_like(value, empty)  # type: ignore[no-any-return]
     return empty
+
+
+def _current(device: torch.device | None) -> contextlib.AbstractContextManager[object]:
+    """Make a GPU current, for kernels that run on the current one; a native thread's is GPU 0."""
+    is_gpu = device is not None and device.type == "cuda"
+    return torch.cuda.device(device) if is_gpu else contextlib.nullcontext()
 
 
 class LastMade:
@@ -138,5 +151,6 @@ class LastMade:
         with self._lock:
             if self._last is None or self._last[0] is not dense:
                 self._last = None  # frees the memory first
-                self._last = dense, dense.make()
+                with _current(dense.device):
+                    self._last = dense, dense.make()
             return self._last[1]

@@ -120,6 +120,7 @@ def export_hf(
         prefix: write only tensors whose dotted name starts with this, such as ``"model."``, and
             strip it.
         dtype: cast floating tensors of 16 bits and more, also dequantized ones, to this dtype.
+            Codes and scales of bitsandbytes' layers stay as they are.
         max_shard_size: maximum size of a file: bytes, or text such as ``"5GB"``, ``"512MiB"``.
         overwrite: replace a model at the path, once the new one is complete.
         dequantize: write quantized tensors as dense ones, of the dtype that they stand for: those

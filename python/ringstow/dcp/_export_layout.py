@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from ringstow import _native
 from ringstow._core._errors import Error, InvalidStateError, KeyMismatchError
-from ringstow._state.tensors import _torch
+from ringstow._state.tensors import _bitsandbytes, _torch
 from ringstow._state.tensors._dequantize import Dense
 from ringstow._state.tensors._memory import Memory, in_elements
 from ringstow._state.tree._fitting import two_of_one_name
@@ -100,6 +100,8 @@ def held(
     mine = Held([], [], [], set(), {})
     refusals = Refusals()
     first: dict[object, str] = {}
+    # Codes of bitsandbytes' layers, and the scales that fit them.
+    fixed = set() if dtype is None else _bitsandbytes.entries_in(i.index.fqn for i in plan.items)
     for item in plan.items:
         name = item.index.fqn
         if rename is not None:
@@ -111,7 +113,8 @@ def held(
             mine.left_out.append(name.removeprefix(prefix))
         else:
             try:
-                _add(mine, item, planner, name.removeprefix(prefix), dtype, first)
+                to = None if item.index.fqn in fixed else dtype
+                _add(mine, item, planner, name.removeprefix(prefix), to, first)
             except Error as error:
                 refusals.add(error)
             except Exception as error:  # the planner's own error

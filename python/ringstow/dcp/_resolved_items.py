@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ringstow._core._errors import Error, InvalidStateError
+from ringstow._state.objects._quantized_layers import Codes
 from ringstow._state.tensors import _composites, _cuda, _torch
 from ringstow._state.tensors._memory import ItemSpec, Memory, in_elements
 from ringstow._state.tree._refusals import Refusals
@@ -74,8 +75,25 @@ def resolve(
                 names.add(spec[0])
                 items.specs.append(spec)
                 nbytes += memory.nbytes
+    _check_codes(plan, planner, refusals)
     refusals.check()
     return items._replace(nbytes=nbytes)
+
+
+def _check_codes(plan: SavePlan, planner: SavePlanner, refusals: Refusals) -> None:
+    """Refuse codes of 4-bit layers whose scales the state lacks."""
+    codes = Codes()
+    state = getattr(planner, "state_dict", None)  # a plan lacks what only another rank writes
+    if not codes.is_on or not isinstance(state, dict):
+        return
+    for item in plan.items:
+        if item.type == WriteItemType.SHARD and item.tensor_data is not None:
+            data = item.tensor_data
+            codes.note(item.index.fqn, data.size, data.properties.dtype)
+    try:
+        codes.check(lambda name: f"{name}.absmax" in state)
+    except Error as error:
+        refusals.add(error)
 
 
 # Returns the address of a plain tensor's bytes; None for any other tensor.

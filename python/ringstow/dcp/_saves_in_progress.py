@@ -50,6 +50,7 @@ def end_here() -> None:
     """Note that this thread's save has ended: DCP calls this function outside saves only."""
     if _here.save is not None:
         _here.save.is_over = True
+        _here.save.planning.end()  # DCP may have failed before it planned
         _here.save = None
 
 
@@ -69,9 +70,9 @@ class Save:
         self.commits = True
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
-        self.promoter: Promoter | None = None
         self.planning = Planning(None)
         """What this rank's planner plans."""
+        self.promoter: Promoter | None = None
         """Copies the checkpoint to tiers, once it is committed."""
         self.stream: StagingFuture | None = None
         """The fence of a background save that copies no tensor."""
@@ -177,6 +178,7 @@ class Save:
 
     def abandon(self) -> None:
         """Unlock the directory and remove the ranks' files, unless they were committed."""
+        self.planning.end()
         if self._session is not None:
             self._session.abandon()
 

@@ -11,6 +11,7 @@ from ringstow import _native
 from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import SMALL
 from ringstow._state.objects._per_rank import PerRank
+from ringstow._state.objects._quantized_layers import Codes
 from ringstow._state.objects._state_dicts import OtherState, Parts, rank_key
 from ringstow._state.tensors import (
     _composite_shards,
@@ -67,6 +68,7 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
     own: dict[str, str] = {}
     meshes: dict[str, tuple[int, ...]] = {}
     watched: list[tuple[str, Any, int]] = []
+    codes = Codes()
     world = torch.distributed.get_world_size()
     (kinds, exchange), address_of = _torch.usual(), _cuda.finder()
 
@@ -88,6 +90,8 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
                 _watch(value, watched, flat_name(path))
                 return _of_composite(whole, path, tensors)
             name, nbytes = _add_pieces(path, (found.shape, found.pieces), tensors, memory_of)
+            if codes.is_on:
+                codes.note(name, found.shape, value.dtype, key=path[-1:])
             if nbytes > SMALL and type(value).__name__ == "DTensor":
                 _watch(value, watched, name)
             if found.ranks is not None and len(found.ranks) < world:
@@ -121,6 +125,8 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
         encoded = _encode.encode(
             state, allow_pickle=allow_pickle, special=special, stand_in=parts.stand_in
         )
+    # Not by the tensors' names: of two tensors of one memory only one is there.
+    codes.check(lambda name: _text(f"{name}.absmax") in encoded.tree)
     return State(encoded.tensors, encoded.tree, own, meshes, watched)
 
 
@@ -131,7 +137,11 @@ def _watch(value: Any, watched: list[tuple[str, Any, int]], name: str) -> None:
 
 
 def _tagged(tag: str, name: str) -> str:
-    return f'{{"{tag}":{json.dumps(name, ensure_ascii=False)}}}'
+    return f'{{"{tag}":{_text(name)}}}'
+
+
+def _text(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _can_be_own(path: Path) -> bool:

@@ -21,7 +21,7 @@ _LAYERS = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
 
 
 def use(model: _T) -> _T:
-    """Let a model's ``load_state_dict`` take what its ``state_dict`` returns.
+    """Let a model's ``state_dict`` return its scales, and its ``load_state_dict`` take them.
 
     ::
 
@@ -29,12 +29,15 @@ def use(model: _T) -> _T:
         model.load_state_dict(ringstow.load("ckpt")["model"])
 
     bitsandbytes' ``Linear4bit`` refuses the scales of its own ``state_dict``, and ``Linear8bitLt``
-    does so after its first forward pass. ``ringstow.load_into({"model": model}, path)`` and the
-    managers need no such call; programs that call ``load_state_dict`` themselves do, such as
-    ``dcp.load({"model": model})`` and Lightning.
+    does so after its first forward pass. Under FSDP2 the ``state_dict`` of a ``Linear4bit`` has its
+    codes alone: from this call on it has the scales, too. ringstow's saves and loads of
+    ``{"model": model}`` and the managers need no such call; programs that call ``state_dict`` under
+    FSDP2, or ``load_state_dict``, do, such as ``dcp.save({"model": model})``, ``dcp.load`` and
+    Lightning.
 
-    The scales are filled in place. torch raises its RuntimeError if they are of another
-    quantization: other shapes, block sizes, types.
+    The scales are filled in place. torch raises its RuntimeError if a weight has codes without
+    scales, or scales of another quantization: other shapes, block sizes, types. Such a weight keeps
+    its codes and scales; torch has loaded the others then.
 
     Args:
         model: a module; its quantized layers get a hook, which a copy of the model has, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from ranks import on_ranks
 from tensor_list import KINDS, assert_equal, blank
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ringstow
@@ -26,6 +28,28 @@ class Plain(ringstow.dcp.SavePlanner):
 
     def create_local_plan(self):
         return super().create_local_plan()
+
+
+class Failing(DefaultSavePlanner):
+    """A planner that DCP can't make a plan with."""
+
+    def create_local_plan(self):
+        raise OSError("no plan")
+
+
+@pytest.mark.parametrize("then", ["close", "reset", "save", "leave"])
+def test_a_planner_that_failed_gets_its_tensors_back(then, tmp_path):
+    table, writer, planner = MATRIX.to_sparse_csr(), ringstow.dcp.StorageWriter(), Failing()
+    with pytest.raises(CheckpointException, match="no plan"):
+        dcp.save({"t": table}, storage_writer=writer, checkpoint_id=tmp_path / "a", planner=planner)
+    if then == "save":
+        dcp.save({"t": table}, storage_writer=writer, checkpoint_id=tmp_path / "b")
+    elif then == "leave":
+        del writer
+        gc.collect()
+    else:
+        getattr(writer, then)()
+    assert planner.state_dict["t"] is table
 
 
 def save(state, path, planner=None):

@@ -12,6 +12,9 @@ from ringstow._state.tensors._optional_packages import require
 PARAMS_4BIT = "bitsandbytes.nn.modules:Params4bit"
 PARAMS_8BIT = "bitsandbytes.nn.modules:Int8Params"
 
+PACKED = ".quant_state.bitsandbytes__"
+"""Between a weight's name and ``nf4`` or ``fp4``: the entry with its other values, as JSON."""
+
 Taken = tuple[dict[str, Any], dict[str, Any]]
 """The inner tensors by name, and the context."""
 
@@ -74,7 +77,10 @@ def fill_4bit(quant_state: Any, stats: dict[str, Any]) -> str:
     """
     functional = require("bitsandbytes.functional", "a 4-bit parameter")
     here = quant_state
-    there = functional.QuantState.from_dict(dict(stats), device=here.absmax.device)
+    try:
+        there = functional.QuantState.from_dict(dict(stats), device=here.absmax.device)
+    except Exception as error:  # bitsandbytes checks little of them
+        return f"its entries in the state are not what it writes ({type(error).__name__}: {error})"
     pairs = [("absmax", here, there), ("code", here, there)]
     if here.nested and there.nested:
         pairs += [("absmax", here.state2, there.state2), ("code", here.state2, there.state2)]
@@ -148,7 +154,7 @@ def parts_in(names: Iterable[str]) -> dict[str, tuple[str, dict[str, str], str]]
     every = set(names)
     found: dict[str, tuple[str, dict[str, str], str]] = {}
     for name in every:
-        weight, packed, _ = name.rpartition(".quant_state.bitsandbytes__")
+        weight, packed, _ = name.rpartition(PACKED)
         if packed and weight in every:
             stats = {one: f"{weight}.{one}" for one in _STATS if f"{weight}.{one}" in every}
             found[weight] = (PARAMS_4BIT, {"data": weight, **stats}, name)
@@ -160,6 +166,12 @@ def parts_in(names: Iterable[str]) -> dict[str, tuple[str, dict[str, str], str]]
     return found
 
 
+def entries_in(names: Iterable[str]) -> set[str]:
+    """Return the names of all entries of such weights, whose dtypes belong together."""
+    found = parts_in(names).values()
+    return {one for _, inner, packed in found for one in (*inner.values(), packed)}
+
+
 _STATS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
@@ -167,7 +179,7 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
     """Return the parts of a weight by its entries in a module's state; see `parts_in`.
 
     Raises:
-        ValueError: the other values are not what bitsandbytes writes.
+        ValueError: the other values are not what bitsandbytes writes, or a tensor is missing.
     """
     if kind == PARAMS_8BIT:
         if packed.numel() != 1 or packed.item() != 0:
@@ -177,16 +189,34 @@ def parts_of_state(kind: str, inner: dict[str, Any], packed: Any) -> Taken:
         context = json.loads(bytes(packed.tolist()))
     except (TypeError, ValueError):
         raise ValueError("its quant_state is not JSON") from None
-    names = {"quant_type", "blocksize", "dtype", "shape"}
-    if not isinstance(context, dict) or not names <= context.keys() or not context["shape"]:
+    if not isinstance(context, dict) or not _has_values(context):
         raise ValueError("its quant_state is not what bitsandbytes writes")
-    tensors = dict(inner)
-    if "nested_offset" in context:
+    is_nested = "nested_offset" in context
+    needed = [name for name in _STATS if is_nested or not name.startswith("nested_")]
+    if not is_nested and any(name not in needed for name in inner if name != "data"):
+        raise ValueError("it has nested scales, and its quant_state no values of them")
+    missing = [name for name in needed if name not in inner]
+    if missing:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
+    tensors = {"data": inner["data"], **{name: inner[name] for name in needed}}
+    if is_nested:
         import torch
 
         offset = float(context.pop("nested_offset"))
         tensors["nested_offset"] = torch.tensor(offset, device="cpu")
     return tensors, context
+
+
+def _has_values(context: dict[str, Any]) -> bool:
+    types: dict[str, Any] = {"quant_type": str, "blocksize": int, "dtype": str, "shape": list}
+    nested = {"nested_offset": (int, float), "nested_blocksize": int, "nested_dtype": str}
+    if not nested.keys().isdisjoint(context):
+        types |= nested
+    return (
+        all(isinstance(context.get(name), kind) for name, kind in types.items())
+        and bool(context["shape"])
+        and all(type(size) is int and size >= 0 for size in context["shape"])
+    )
 
 
 def _plain(tensor: Any) -> Any:

@@ -81,10 +81,16 @@ def of_parts(parts: TensorParts, key: str) -> Dense | None:
         The tensor; None if the composite's type has no way to make one.
 
     Raises:
-        UnsupportedError: the type is missing here, or not allowed.
+        UnsupportedError: the type, or one of its values, is missing here or not allowed.
     """
     import torch
 
+    if parts.context is None and not _composites.is_layout(parts.type):
+        _composites.check(parts.type, key)
+        raise UnsupportedError(
+            f"{key} is a {parts.type.replace(':', '.')} whose other values are of types that are "
+            "missing or not allowed here: install the version that saved it"
+        )
     context = parts.context or {}
     if parts.type == _bitsandbytes.PARAMS_4BIT:
         dtype, shape = _torch.dtype_named(context["dtype"], key), tuple(context["shape"])
@@ -101,7 +107,7 @@ def of_parts(parts: TensorParts, key: str) -> Dense | None:
             return None
     made = _checked(key, dtype, shape, lambda: way(_composites.make(_loaded(parts), key)))
     devices = (getattr(one, "device", None) for one in parts.tensors.values())
-    return Dense(dtype, shape, (parts.type, *_identities(parts)), made, next(devices, None))
+    return Dense(dtype, shape, _identity_of(parts), made, next(devices, None))
 
 
 def _way(kind: Any) -> Callable[[Any], Any] | None:
@@ -180,19 +186,67 @@ def _loaded(parts: TensorParts) -> TensorParts:
     return TensorParts(parts.type, tensors, parts.context)
 
 
-def _identities(parts: TensorParts) -> list[object]:
-    found: list[object] = []
-    for value in parts.tensors.values():
-        if type(value) is TensorParts:
-            found += _identities(value)
-        else:
-            found.append(id(value) if type(value) is LazyTensor else _identity(value))
-    return found
+def _identity_of(parts: TensorParts) -> tuple[object, ...]:
+    """Return a key that is equal for parts of the same memory that make the same tensor."""
+    context = {**(parts.context or {})}
+    context.pop("requires_grad", None)
+    # bitsandbytes copies the others each time that it is asked for a state.
+    is_4bit = parts.type == _bitsandbytes.PARAMS_4BIT
+    names = ("data", "absmax") if is_4bit else tuple(parts.tensors)
+    inner = (_identity(parts.tensors[name]) for name in names)
+    return (parts.type, repr(sorted(context.items())), *inner)
 
 
 def _identity(tensor: Any) -> tuple[object, ...]:
     """Return a key that is equal for tensors of the same memory, also for two wrappers of it."""
+    if type(tensor) is TensorParts:
+        return _identity_of(tensor)
+    if type(tensor) is LazyTensor:
+        return (id(tensor),)
+    outer = (tensor.dtype, tuple(tensor.shape), tensor.stride())
     if hasattr(tensor, "__tensor_flatten__"):
-        names = tensor.__tensor_flatten__()[0]
-        return (type(tensor), *(_identity(getattr(tensor, name)) for name in names))
-    return (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+        names, context = tensor.__tensor_flatten__()
+        inner = (_identity(getattr(tensor, name)) for name in names)
+        return (type(tensor), *outer, repr(context), *inner)
+    return (str(tensor.device), tensor.data_ptr(), *outer)
+
+
+# The weights of bitsandbytes' layers, whose scales are entries of their own in a module's state.
+
+
+def has_layers(state: Any) -> bool:
+    """Return whether a dict has the entries of such layers."""
+    return bool(_bitsandbytes.parts_in(name for name in state if type(name) is str))
+
+
+def with_layers(
+    state: dict[Any, Any], is_asked: Callable[[str], bool], wrong: Callable[[str, str], Exception]
+) -> dict[Any, Any]:
+    """Return a module's state with such weights as composites' parts, in the order of the state.
+
+    Args:
+        state: the state; its tensors may be lazy.
+        is_asked: returns whether a weight becomes parts, by its name.
+        wrong: returns the error to raise, of a weight's name and a message.
+    """
+    kept = dict(state)
+    names = (name for name in state if type(name) is str)
+    for weight, (kind, inner, packed) in _bitsandbytes.parts_in(names).items():
+        if not is_asked(weight):
+            continue
+        tensors = {one: kept.pop(name) for one, name in inner.items()}
+        try:
+            rest = kept.pop(packed)
+            if not all(_torch.is_tensor(one) or _is_lazy(one) for one in (*tensors.values(), rest)):
+                raise ValueError("not all of its entries are tensors")
+            rest = rest.load() if _is_lazy(rest) else rest
+            taken = _bitsandbytes.parts_of_state(kind, tensors, rest)
+        except ValueError as error:
+            text = f"looks like a weight of bitsandbytes, and can't be dequantized: {error}"
+            raise wrong(weight, text) from None
+        kept[weight] = TensorParts(kind, *taken)
+    return {name: kept[name] for name in state if name in kept}
+
+
+def _is_lazy(value: Any) -> bool:
+    return type(value) is LazyTensor and not value.array

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from ringstow._state.objects import _quantized_layers
 from ringstow._state.tree._mismatch import Call
 from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
 from ringstow.integrations._kit import _values
@@ -37,7 +38,7 @@ def check(meta: dict[str, Any], *, allow_pickle: bool) -> None:
 def collect(accelerator: Any, meta: dict[str, Any] | None) -> dict[str, Any]:
     """Return the state that a rank saves. Rank 0 provides the values that are not sharded."""
     state: dict[str, Any] = {
-        key("model", n): get_model_state_dict(one) for n, one in enumerate(accelerator._models)
+        key("model", n): _weights(one) for n, one in enumerate(accelerator._models)
     }
     fresh: dict[str, Any] = {}
     for name, model, optimizer in _optimizers(accelerator):
@@ -68,17 +69,24 @@ def load_into(accelerator: Any, path: str, ranks: Ranks, *, strict: bool) -> dic
     # Torch makes a step to create a state to fill, and the scaler must be ready for that.
     put_scaler(accelerator, meta)
     models = {key("model", n): one for n, one in enumerate(accelerator._models)}
-    state: dict[str, Any] = {name: get_model_state_dict(one) for name, one in models.items()}
+    state: dict[str, Any] = {name: _weights(one) for name, one in models.items()}
     optimizers = [one for one in _optimizers(accelerator) if one[0] not in fresh]
     for name, model, optimizer in optimizers:
         state[name] = get_optimizer_state_dict(model, optimizer)
     ranks.fill(state, path, Call("strict=False"), strict=strict)
     options = StateDictOptions(strict=strict)
     for name, model in models.items():
-        set_model_state_dict(model, state[name], options=options)
+        if state[name] is not model:
+            set_model_state_dict(model, state[name], options=options)
     for name, model, optimizer in optimizers:
         set_optimizer_state_dict(model, optimizer, state[name], options=options)
     return meta
+
+
+def _weights(model: torch.nn.Module) -> Any:
+    """Return a model's state, or the model itself, whose state a save and a load take."""
+    # torch's call fails for the names of scales, and a dict's scales are not always the module's.
+    return model if _quantized_layers.has_4bit(model) else get_model_state_dict(model)
 
 
 def _optimizers(accelerator: Any) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer]]:
