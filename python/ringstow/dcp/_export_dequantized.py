@@ -143,7 +143,7 @@ class LastMade:
     """Makes dense tensors, one at a time, and keeps the last: its pieces follow each other."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._last: tuple[Dense, torch.Tensor] | None = None
 
     def of(self, dense: Dense) -> torch.Tensor:
