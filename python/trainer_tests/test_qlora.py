@@ -249,6 +249,13 @@ def test_codes_of_shards_without_their_scales_are_refused(face, group, tmp_path)
     assert any("0.weight.absmax" in name for name in [*ringstow.open(tmp_path / "c")])
 
 
+def test_a_snapshot_for_another_process_is_refused_here(group):
+    made, writer = runs.sharded(0), ringstow.dcp.StorageWriter()
+    with pytest.raises(ringstow.InvalidStateError, match=REFUSED):
+        writer.stage({"model": made.state_dict()})
+    assert "0.weight.absmax" in writer.stage({"m": bitsandbytes.use(made).state_dict()})["m"]
+
+
 def test_accelerate_saves_and_loads_the_scales_of_shards(group, tmp_path):
     made, other = runs.sharded(0), runs.sharded(5)
     rows = torch.randn(3, 64)

@@ -69,12 +69,8 @@ class Planner(DefaultSavePlanner):
 
     def _check_codes(self, prefix: str) -> None:
         codes = Codes()
-        if not codes.is_on:
-            return
-        for name, value in self.state_dict.items():
-            if isinstance(value, DTensor) and name.startswith(prefix):
-                codes.note(name, value.shape, value.dtype)
-        codes.check(lambda name: f"{name}.absmax" in self.state_dict)
+        if codes.is_on:
+            codes.check_tensors(self.state_dict, prefix)
 
     @contextlib.contextmanager
     def naming_tensors(self) -> Iterator[None]:

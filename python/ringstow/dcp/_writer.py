@@ -36,7 +36,10 @@ from ringstow._reports._blocked_time import Waited
 from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs, _tier_copies
 from ringstow._saving._base import Base, native
+from ringstow._state.objects._quantized_layers import Codes
+from ringstow._state.tree._cycles import naming_cycles
 from ringstow._state.tree._select import listed
+from ringstow._state.tree._walk import flat_name, leaves
 from ringstow.dcp import (
     _containers,
     _independent_ranks,
@@ -500,10 +503,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 deep-copied.
 
         Raises:
-            InvalidStateError: a value can't be copied; names its key.
+            InvalidStateError: a value can't be copied, or codes lack their scales; names its key.
             UnsupportedError: a CUDA graph is being captured.
         """
         waited = Waited()
+        codes = Codes()
+        if codes.is_on:  # another process may write the snapshot, and it has no layers to ask
+            with naming_cycles(state_dict):
+                codes.check_tensors({flat_name(at): one for at, one in leaves(state_dict)})
         with waited.here():
             # First, since in a forked child it makes a new snapshot.
             claim = self._begin_staging(waited)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._state.objects._detection import is_a
 from ringstow._state.tensors import _bitsandbytes
 from ringstow._state.tensors._optional_packages import imported
+from ringstow._state.tensors._shards import is_sharded
 from ringstow._state.tree._select import listed
 from ringstow._state.tree._walk import Path
 
@@ -92,6 +93,17 @@ class Codes:
         """
         if len(shape) == 2 and shape[1] == 1:
             self._found.append((name, str(key[0]) if key else name, (tuple(shape), dtype)))
+
+    def check_tensors(self, tensors: Mapping[str, Any], prefix: str = "") -> None:
+        """Refuse such codes among tensors by their flat names, if these have a prefix.
+
+        Raises:
+            InvalidStateError: see `check`.
+        """
+        for name, value in tensors.items():
+            if is_sharded(value) and name.startswith(prefix):
+                self.note(name, value.size(), value.dtype)
+        self.check(lambda name: f"{name}.absmax" in tensors)
 
     def check(self, has: Callable[[str], bool]) -> None:
         """Refuse codes without scales; ``has`` returns whether there are scales of a name or key.
