@@ -159,7 +159,7 @@ def test_a_step_takes_the_place_of_a_cancelled_one(rank, tmp_path, canceller):
 
 @on_ranks(2)
 def test_a_forked_child_is_told_whose_it_is(rank, tmp_path):
-    handle = distributed.save_async(state_of(rank), tmp_path / "c")
+    handle = distributed.save_async(state_of(rank), tmp_path / "c", config=NEVER)
     child = os.fork()
     if child == 0:
         try:
@@ -167,5 +167,7 @@ def test_a_forked_child_is_told_whose_it_is(rank, tmp_path):
         except ringstow.Error as error:
             os._exit(0 if "belongs to process" in str(error) else 1)
         os._exit(2)
-    handle.result()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    handle.cancel()
+    with pytest.raises(ringstow.SaveCancelledError):
+        handle.result()
