@@ -1,4 +1,4 @@
-"""A quantized tensor is written dense where it is asked for, and refused where it is not."""
+"""Exports write quantized tensors dense with dequantize=True; without it they refuse them."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
 TESTS = pathlib.Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS), str(TESTS / "guard")]
@@ -20,6 +21,14 @@ os.environ["RINGSTOW_PROGRESS"] = "off"
 def one_thread_of_torch():
     """Compute in one thread, as the children do: another number gives other sums."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def group():
+    """Make this process a group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

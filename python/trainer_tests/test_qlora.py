@@ -11,7 +11,6 @@ import children
 import pytest
 import qlora_runs as runs
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
 import transformers_processes as processes
@@ -33,13 +32,6 @@ from ringstow.integrations._kit._ranks import Ranks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 ALL = range(runs.BEFORE, runs.BEFORE + runs.AFTER)
-
-
-@pytest.fixture(scope="module")
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import children
 import pytest
 import quantized_runs as runs
 import torch
-import torch.distributed as dist
 from quantized_tensors import MAKERS, dense, kind_of, parts_of
 from safetensors.torch import load_file
 from tensor_list import FACES
@@ -55,13 +54,6 @@ def test_fsdp2_shards_of_quantized_tensors_load_on_another_number_of_ranks(kind,
         if act == "again":  # the same tensors, whole, however they were sharded
             assert not ringstow.diff(path, to).differing
             assert ringstow.diff(path, to).equal_tensors > 8
-
-
-@pytest.fixture(scope="module")
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ class Own(NamedTuple):
 def memory_min(config: str) -> int:
     """Return the bytes of memory that a load with these settings needs to share at all.
 
-    A block of a load may lie in several parts, which are there together.
+    A block may span several parts, and the load needs all of them at once.
     """
     block_bytes: int = json.loads(config)["block_bytes"]
     return max(_SLOTS_MIN << 20, 3 * block_bytes)

@@ -73,7 +73,7 @@ struct Arrived {
     is_own: bool,
 }
 
-/// The bytes of a block, which lie in one part or more.
+/// A block's bytes, in one or more parts.
 pub(super) struct Ahead(SmallVec<[(Range<u64>, Arrived); 2]>);
 
 impl Arrivals {
@@ -266,7 +266,7 @@ impl Drop for Slot {
 }
 
 impl Ahead {
-    /// Copies bytes from an offset of the file on, which lie in the block.
+    /// Fills `to` with the block's bytes from this offset in the file.
     pub fn read(&self, to: &mut [u8], offset: u64) {
         let end = offset + to.len() as u64;
         for (range, part) in &self.0 {

@@ -5,7 +5,7 @@ use crate::object::is_url;
 use crate::pipeline::load::{FileOwner, open_shard};
 use crate::pipeline::report::{LoadReport, LoadSeconds, Moved};
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::load::lies_straight;
+use crate::store::read::places::lies_straight;
 use crate::sys::file;
 use crate::sys::file_mapping::FileMapping;
 use std::collections::BTreeMap;

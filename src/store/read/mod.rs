@@ -19,6 +19,7 @@ pub(crate) mod mapped;
 pub(crate) mod needed;
 pub(crate) mod object;
 pub(crate) mod part;
+mod places;
 pub(crate) mod shards;
 pub(crate) mod slices;
 pub(crate) mod source;

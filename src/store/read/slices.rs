@@ -6,7 +6,8 @@ use crate::format::{Dtype, TensorEntry};
 use crate::pipeline::report::LoadReport;
 use crate::plan::slab::{Dense, Place, Slab};
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::load::{LoadOptions, OnCorrupt, bytes_of};
+use crate::store::read::load::{LoadOptions, OnCorrupt};
+use crate::store::read::places::bytes_of;
 use std::collections::HashSet;
 
 /// A region of one chunk of a tensor, and the memory for its elements.

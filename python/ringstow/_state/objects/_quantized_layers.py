@@ -180,16 +180,7 @@ def _add_nothing(*_: object) -> None:
     """Leave the entries of a layer as they are."""
 
 
-def _take_4bit(
-    layer: Any,
-    state_dict: dict[str, Any],
-    prefix: str,
-    _metadata: object,
-    _strict: bool,
-    _missing_keys: list[str],
-    _unexpected_keys: list[str],
-    error_msgs: list[str],
-) -> None:
+def _take_4bit(layer: Any, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
     """Fill the scales of a layer, and take their entries out of the state."""
     name = f"{prefix}weight"
     entries = [key for key in state_dict if key.startswith(f"{name}.")]
@@ -212,25 +203,17 @@ def _take_4bit(
     elif name in state_dict and _quant_state(layer) is not None:
         problem = f"{name} has codes in the state, and no scales ({name}.absmax): load both"
     if problem:
-        _refuse(state_dict, name, problem, error_msgs)
+        _refuse(state_dict, name, problem, *more)
 
 
-def _refuse(state_dict: dict[str, Any], name: str, problem: str, error_msgs: list[str]) -> None:
+def _refuse(state_dict: dict[str, Any], name: str, problem: str, *more: Any) -> None:
     """Note why a weight can't be loaded, and keep torch from copying its codes before it raises."""
+    *_, error_msgs = more  # torch's, the last argument of a hook
     error_msgs.append(problem)
     state_dict.pop(name, None)
 
 
-def _take_8bit(
-    layer: Any,
-    state_dict: dict[str, Any],
-    prefix: str,
-    _metadata: object,
-    _strict: bool,
-    _missing_keys: list[str],
-    _unexpected_keys: list[str],
-    error_msgs: list[str],
-) -> None:
+def _take_8bit(layer: Any, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
     """Fill the scales of a layer that keeps them beside its weight, and take them out."""
     here = layer.state.SCB
     if here is None or getattr(layer.weight, "SCB", None) is not None:
@@ -238,10 +221,10 @@ def _take_8bit(
     name, scales = f"{prefix}weight", state_dict.pop(f"{prefix}SCB", None)
     if (scales is None) != (name not in state_dict):
         problem = f"{name} has only one of codes and scales ({prefix}SCB) in the state: load both"
-        _refuse(state_dict, name, problem, error_msgs)
+        _refuse(state_dict, name, problem, *more)
     elif scales is not None and scales.shape != here.shape:
         shown = [list(one.shape) for one in (here, scales)]
         problem = f"{prefix}SCB has the shape {shown[0]} here and {shown[1]} in the state"
-        _refuse(state_dict, name, problem, error_msgs)
+        _refuse(state_dict, name, problem, *more)
     elif scales is not None and state_dict[name].shape == layer.weight.shape:
         here.copy_(scales)

@@ -150,8 +150,8 @@ def can_fill(tensor: torch.Tensor) -> bool:
 def misfit(target: torch.Tensor, source: torch.Tensor) -> Differs:
     """Return in what a tensor of a layout and its source differ; empty if it can be filled.
 
-    Filled so that whoever holds the same memory sees the elements, such as the module of a
-    ``state_dict()``. Both are of one layout and shape.
+    Both are of one layout and shape. The target is filled in place, so that the module of a
+    ``state_dict()`` sees its new elements.
     """
     here, there = _both(target, source)
     for name in here.tensors.keys() & there.tensors.keys():

@@ -190,7 +190,7 @@ def _identity_of(parts: TensorParts) -> tuple[object, ...]:
     """Return a key that is equal for parts of the same memory that make the same tensor."""
     context = {**(parts.context or {})}
     context.pop("requires_grad", None)
-    # bitsandbytes copies the others each time that it is asked for a state.
+    # Each `state_dict()` of bitsandbytes has new copies of the others.
     is_4bit = parts.type == _bitsandbytes.PARAMS_4BIT
     names = ("data", "absmax") if is_4bit else tuple(parts.tensors)
     inner = (_identity(parts.tensors[name]) for name in names)
