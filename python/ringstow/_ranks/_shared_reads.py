@@ -298,13 +298,14 @@ class _Choice:
     def _in_order(self) -> Iterator[_Unit]:
         """Yield the shared units by pass, file and offset; files of several directories in turn."""
         pass_of = self._first_passes()
-        taken: dict[int, int] = {}
+        taken: dict[tuple[int, int], int] = {}
         ordered = []
         for number in self._is_shared().nonzero().flatten().tolist():
             unit = self._places[number]
             where = self._needs[0].directories[unit.file]  # alike on all ranks
-            turn = taken.get(where, 0)
-            taken[where] = turn + 1
+            of_pass = pass_of[number], where
+            turn = taken.get(of_pass, 0)
+            taken[of_pass] = turn + 1
             ordered.append((pass_of[number], turn, where, unit))
         return (unit for *_, unit in sorted(ordered))
 
