@@ -157,7 +157,7 @@ pub mod internals {
         pub use crate::pipeline::{report, runtime};
     }
     pub mod plan {
-        pub use crate::plan::{load, replicas, save, share, slab};
+        pub use crate::plan::{load, replicas, save, share, slab, turns};
     }
     pub mod pool {
         pub use crate::pool::{Buffer, CopyMemory, Mapping, Pool};

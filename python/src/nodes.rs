@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::internals::format::Node;
 use ringstow::internals::format::receipt::Merged;
+use ringstow::internals::plan::turns;
 use ringstow::internals::store;
 use ringstow::{Error, Metrics, Result, Session};
 use serde_json::value::RawValue;
@@ -60,6 +61,12 @@ pub(crate) fn needed(
         let ranges = checkpoint.inner.needed(names.iter().map(String::as_str), boxes);
         ranges.into_iter().map(|(file, Range { start, end })| (file, start, end)).collect()
     })
+}
+
+/// The numbers of items such that the directories they are in take turns, as in a load. Each is a small number.
+#[pyfunction]
+pub(crate) fn in_turns(directories: Vec<usize>) -> Vec<usize> {
+    turns::in_turns((0..directories.len()).collect(), |&number| directories[number])
 }
 
 /// What differs in bytes of a checkpoint's file that begin with a checksum chunk; `None` if nothing does.

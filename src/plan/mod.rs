@@ -6,4 +6,5 @@ pub mod replicas;
 pub mod save;
 pub mod share;
 pub mod slab;
+pub mod turns;
 pub mod unchanged;

@@ -8,6 +8,7 @@
 //! the lanes take turns.
 
 use super::deal::{Member, deal, groups, order, split, total};
+use super::turns::in_turns;
 use super::unchanged::{self, LinkedFile, Unchanged};
 use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Placed, Reader};
@@ -269,18 +270,9 @@ fn cut(shard: usize, file: &Shard, block_bytes: u64) -> impl Iterator<Item = Blo
 
 /// The blocks of all files: those of one lane in order, the lanes by turns.
 fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
-    let mut turns: Vec<usize> = Vec::new();
-    let mut blocks: Vec<(usize, Block)> = Vec::new();
-    for (number, shard) in shards.iter().enumerate() {
-        turns.resize(turns.len().max(shard.lane + 1), 0);
-        for block in cut(number, shard, block_bytes) {
-            blocks.push((turns[shard.lane], block));
-            turns[shard.lane] += 1;
-        }
-    }
-    // A stable sort; one lane is in order already.
-    blocks.sort_by_key(|(turn, _)| *turn);
-    blocks.into_iter().map(|(_, block)| block).collect()
+    let numbered = shards.iter().enumerate();
+    let blocks = numbered.flat_map(|(number, shard)| cut(number, shard, block_bytes)).collect();
+    in_turns(blocks, |block: &Block| shards[block.shard].lane)
 }
 
 impl SavePlan {

@@ -15,6 +15,7 @@ use crate::pipeline::report::{Damage, LoadSeconds, Moved};
 use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::plan::load::BlockRead;
+use crate::plan::turns::in_turns;
 use crate::pool::{Buffer, Pool};
 use crate::sys::file;
 use crate::sys::page_cache::{self, Held};
@@ -454,15 +455,7 @@ fn turns(reads: Reads) -> Option<Vec<usize>> {
     for (dir, (_, files)) in dirs.iter().enumerate() {
         files.iter().for_each(|&file| dir_of[file] = dir);
     }
-    let mut taken = vec![0; dirs.len()];
-    let turn = |(number, block): (usize, &BlockRead)| {
-        let dir = dir_of[block.file];
-        taken[dir] += 1;
-        (taken[dir], number)
-    };
-    let mut turns: Vec<(usize, usize)> = reads.blocks.iter().enumerate().map(turn).collect();
-    turns.sort_unstable();
-    Some(turns.into_iter().map(|(_, number)| number).collect())
+    Some(in_turns((0..reads.blocks.len()).collect(), |&number| dir_of[reads.blocks[number].file]))
 }
 
 /// Fills `to` with the bytes of a copy of a file, from an offset on: rare, and after a failure, so one block at a time and
