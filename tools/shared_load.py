@@ -7,13 +7,15 @@
 Each round loads a replicated state cold, in each way of `Config(share_reads=)`, in turn. Prints
 medians with quartiles, the bytes that the disk gave and those that ranks have sent, as multiples of
 the state. With `--nodes`, as root, the ranks play hosts that share a disk: each has a copy of the
-checkpoint there, and thus pages of its own in the cache. They share the processor and the loopback.
+checkpoint there, and thus pages of its own in the cache, and its share of the cores. They share the
+loopback.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import shutil
 import statistics
 import time
@@ -45,12 +47,14 @@ class Loaded(NamedTuple):
 
 def main() -> None:
     args = arguments()
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     node = rank * args.nodes // size
     if args.nodes:
         _native.boot_id = lambda: f"node {node}"
+        cores = sorted(os.sched_getaffinity(0))  # before other threads are started
+        os.sched_setaffinity(0, cores[node :: args.nodes] or cores)
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
     elements = int(args.gb * 1e9) // 4 // TENSORS
     state = {f"w{n}": torch.zeros(elements) for n in range(TENSORS)}
     with disk(args) as root, fresh_directory(root) if root else nullcontext() as directory:

@@ -58,6 +58,7 @@ __all__ = [
     "cli",
     "copies_of",
     "copy_now",
+    "cores",
     "deepspeed_directory",
     "deliver_log",
     "diff",
@@ -79,6 +80,7 @@ __all__ = [
     "gpus",
     "has_gone",
     "has_weights_by_torch",
+    "in_turns",
     "is_one_run",
     "join_run",
     "kept",
@@ -404,6 +406,10 @@ def needed(
     names: list[str],
     boxes: list[tuple[str, tuple[int, ...], tuple[int, ...]]],
 ) -> list[tuple[int, int, int]]: ...
+
+# The numbers of items such that the directories they are in, which have numbers, take turns, as in
+# a load.
+def in_turns(directories: list[int]) -> list[int]: ...
 
 # What differs in bytes of a file that begin with a checksum chunk; None if nothing does.
 def differing(checkpoint: Checkpoint, file: int, offset: int, data: Any) -> str | None: ...
@@ -988,6 +994,10 @@ def superseded_weights(names: list[str]) -> list[str]: ...
 # Tells this boot of this machine from all others: processes with the same text share a page cache.
 # Where the system does not say, each process shares with none.
 def boot_id() -> str: ...
+
+# How many cores this process may use: those that it is bound to, and no more than its container's
+# share.
+def cores() -> int: ...
 
 # The nesting depth of valid JSON.
 def nesting(json: str) -> int: ...

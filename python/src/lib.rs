@@ -99,6 +99,12 @@ fn boot_id() -> String {
     known.unwrap_or_else(|_| format!("process {}", std::process::id()))
 }
 
+/// How many cores this process may use: those that it is bound to, and no more than its container's share.
+#[pyfunction]
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// A size in words, in bytes; why it is none, as the error's message.
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
@@ -264,7 +270,7 @@ mod _native {
         memory::Block,
         model::{ModelSession, model_layout, start_model_share, tiles},
         node::Leaf,
-        nodes::{NodeSession, adopt, differing, files_of, needed, node_id, nodes_of},
+        nodes::{NodeSession, adopt, differing, files_of, in_turns, needed, node_id, nodes_of},
         place::{CopyMemory, gpus},
         promote::{
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
@@ -282,7 +288,7 @@ mod _native {
         tensors::Tensors,
         watch::Watch,
         {
-            boot_id, diff, duration, look_at_once, moved, nesting, outline, parse_pool_size,
+            boot_id, cores, diff, duration, look_at_once, moved, nesting, outline, parse_pool_size,
             parse_size, parse_span, release_memory, rename_new, shows_progress, size,
             staging_bytes, swap_names, sync_dir, verify,
         },

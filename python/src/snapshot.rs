@@ -168,8 +168,7 @@ fn copy(sources: &[(Strided, usize)], arena: &CopyMemory) {
             source.copy(at, unsafe { arena.slice(offset + at, len) });
         }
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(THREADS_MAX).min(arena.len().div_ceil(PIECE)).max(1);
+    let threads = crate::cores().min(THREADS_MAX).min(arena.len().div_ceil(PIECE)).max(1);
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // Without more threads this one does it all.

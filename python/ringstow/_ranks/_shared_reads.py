@@ -7,10 +7,12 @@ cache, straight into its memory. What pays, the ranks measure.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
 import mmap
+import operator
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -69,8 +71,10 @@ class Needs(NamedTuple):
     """The directory of each of the checkpoint's files, as this rank has found them, by a number."""
     memory_bytes: int
     """For what it reads for others, and receives."""
+    bound_to: int
+    """The cores of its host that it is bound to, as bits."""
     cores: int
-    """Of its host."""
+    """How many it may use: fewer than it is bound to, if its container has less than their time."""
 
     @classmethod
     def of(
@@ -85,8 +89,10 @@ class Needs(NamedTuple):
         known: dict[str, int] = {}
         where = (os.path.dirname(path) for _, path, _, _ in _native.files_of(checkpoint))
         directories = tuple(known.setdefault(one, len(known)) for one in where)
-        cores = os.cpu_count() or 1
-        return cls(_native.boot_id(), units, unit_bytes, directories, memory, cores)
+        bound_to = sum(1 << core for core in os.sched_getaffinity(0))
+        return cls(
+            _native.boot_id(), units, unit_bytes, directories, memory, bound_to, _native.cores()
+        )
 
 
 def shown(config: str) -> tuple[str, ...]:
@@ -297,17 +303,14 @@ class _Choice:
 
     def _in_order(self) -> Iterator[_Unit]:
         """Yield the shared units by pass, file and offset; files of several directories in turn."""
-        pass_of = self._first_passes()
-        taken: dict[tuple[int, int], int] = {}
-        ordered = []
+        directories = self._needs[0].directories  # alike on all ranks
+        of_pass: dict[int, list[_Unit]] = {}
+        first = self._first_passes()
         for number in self._is_shared().nonzero().flatten().tolist():
-            unit = self._places[number]
-            where = self._needs[0].directories[unit.file]  # alike on all ranks
-            of_pass = pass_of[number], where
-            turn = taken.get(of_pass, 0)
-            taken[of_pass] = turn + 1
-            ordered.append((pass_of[number], turn, where, unit))
-        return (unit for *_, unit in sorted(ordered))
+            of_pass.setdefault(first[number], []).append(self._places[number])
+        for _, units in sorted(of_pass.items()):
+            for turn in _native.in_turns([directories[unit.file] for unit in units]):
+                yield units[turn]
 
     def _first_passes(self) -> list[int]:
         """Return for each unit the first pass in which a rank reads it."""
@@ -342,8 +345,7 @@ class _Choice:
         for host, rate in rates.items():
             if rate is None:
                 return "direct"
-            of_host = [n for n, one in enumerate(self._hosts) if one == host]
-            copied = _COPIED_A_CORE * min(len(of_host), self._needs[of_host[0]].cores)
+            copied = _COPIED_A_CORE * min(self._hosts.count(host), _cores(self._needs, host))
             is_slow = shared[host] >= _RANKS_MIN and rate < copied * (1 - 1 / shared[host])
             needed, once = self._bytes(host)
             expected = max(expected, (once if is_slow else needed) / rate)
@@ -367,7 +369,8 @@ class _Choice:
         needed = float(self._units.sum(1).max()) * self._unit_bytes / _WHOLE
         received = max(needed - once / ranks.size, 0)  # it reads its share itself
         sent_s = received / (_sent_parts.measured_rate(ranks, _SENT_BYTES) or 1)
-        cores = min(one.cores / self._hosts.count(one.host) for one in self._needs)
+        hosts = set(self._hosts)
+        cores = min(_cores(self._needs, host) / self._hosts.count(host) for host in hosts)
         shared_s = max(on_disk, sent_s) if cores >= _CORES_MIN else on_disk + sent_s
         _log.debug("to send takes %.2f s, to share %.2f s", sent_s, shared_s)
         _log.debug("the best other way takes %.2f s", expected)
@@ -404,6 +407,14 @@ def _why_not_sent(ranks: Group, checkpoint: _native.Checkpoint) -> str | None:
     if not ranks.may_send:
         return "this PyTorch makes no process group of ringstow's own"
     return None
+
+
+def _cores(needs: list[Needs], host: str) -> int:
+    """Return how many cores the ranks of a host may use together."""
+    here = [one for one in needs if one.host == host]
+    bound_to = functools.reduce(operator.or_, [one.bound_to for one in here]).bit_count()
+    shares = [one.cores for one in here if one.cores < one.bound_to.bit_count()]
+    return min([bound_to, *shares])
 
 
 def _sizes(checkpoint: _native.Checkpoint) -> list[int]:

@@ -6,7 +6,6 @@ import concurrent.futures
 import ctypes
 import functools
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -366,7 +365,7 @@ def _from_host(pairs: list[_Pair]) -> None:
         for at in range(0, nbytes, _PIECE):
             pieces.append((to + at, start + at, min(_PIECE, nbytes - at)))
         nbytes_dense += nbytes
-    threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)), -(-nbytes_dense // _A_THREADS))
+    threads = min(_THREADS_MAX, _native.cores(), -(-nbytes_dense // _A_THREADS))
     left = iter(pieces)
 
     def move() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
 import forked
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ringstow
-from ringstow import distributed
+from ringstow import _native, distributed
 from ringstow._ranks import _sent_parts, _shared_reads
 from ringstow._ranks._shared_reads import Needs
 
@@ -396,10 +397,25 @@ def test_slices_of_one_unit_are_not_the_same_bytes():
     assert shared("a", *[("a", bytes([64] * 8))] * 4) == pytest.approx(1, abs=0.01)
 
 
+def test_ranks_of_a_host_have_the_cores_that_they_may_use_together():
+    def cores(*ranks):
+        return _shared_reads._cores([Needs("a", (), 1, (), 0, *one) for one in ranks], "a")
+
+    assert cores((0b1111, 4), (0b1111, 4)) == 4
+    assert cores((0b0011, 2), (0b1100, 2)) == 4  # each bound to its own
+    assert cores((0b1111, 2), (0b1111, 2)) == 2  # a container's share of their time
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        assert _native.cores() == 1
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def shared(host, *needs, unit_bytes=1 << 30):
     """Return how many ranks need each byte, of ranks with these hosts and needs."""
     choice = object.__new__(_shared_reads._Choice)
-    every = [Needs(where, (units,), unit_bytes, (0,), 1 << 20, 1) for where, units in needs]
+    every = [Needs(where, (units,), unit_bytes, (0,), 1 << 20, 1, 1) for where, units in needs]
     choice._hosts = [one.host for one in every]
     choice._unit_bytes = unit_bytes
     choice._units = torch.stack([_shared_reads._summed(one, len(one.units[0])) for one in every])
