@@ -50,6 +50,8 @@ CORE := dcp/test_dcp_reader.py dcp/test_dcp_writer.py dcp/test_distributed_diffe
 	test_report.py test_retain.py test_round_trip.py test_stateful.py test_steps.py test_stream.py test_values.py
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
+# Images of containers set it: each of a thousand processes then compiles what it imports, transformers for 5 s.
+export PYTHONDONTWRITEBYTECODE :=
 
 VENV   := .venv$(if $(TORCH),-torch$(TORCH))
 BIN    := $(VENV)/bin

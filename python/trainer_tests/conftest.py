@@ -44,12 +44,16 @@ def held():
     _jobs.unreported.clear()
 
 
+# Each case of these is a run of several processes that import a framework: half a minute of a core.
+ONE_CASE_IN_CI = ("_killed", "_stops", "_quantized", "_step_time")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(items):
-    """Mark all kills of a test but the first as long: each adapter is killed in CI, too."""
+    """Mark all cases of a test but the first as long: each adapter is killed in CI, too."""
     seen = set()
     for item in items:
-        if item.path.stem.endswith("_killed"):
+        if item.path.stem.endswith(ONE_CASE_IN_CI):
             test = (item.path, item.originalname)
             if test in seen:
                 item.add_marker(pytest.mark.long)

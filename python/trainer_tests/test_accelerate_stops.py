@@ -48,7 +48,7 @@ def stopped(rank, ranks, root, signalled, options):
 
 
 @pytest.mark.parametrize(
-    ("signalled", "fsdp"), [((1,), False), ((0, 1), False), ((1,), True)], ids=str
+    ("signalled", "fsdp"), [((1,), True), ((1,), False), ((0, 1), False)], ids=str
 )
 def test_all_ranks_save_one_last_step_and_the_resumed_run_ends_equal(signalled, fsdp, tmp_path):
     options = {"fsdp": fsdp}

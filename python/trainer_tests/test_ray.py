@@ -24,6 +24,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.long  # CI has the other run of workers
 def test_the_pages_example_trains_and_ray_keeps_two_checkpoints(cluster, tmp_path):
     names = run_page("ray.md", edit=lambda code: code.replace("/mnt/shared", str(tmp_path)))
     kept = [checkpoint.path for checkpoint, _ in names["result"].best_checkpoints]

@@ -36,6 +36,7 @@ def assert_complete(root, steps):
     assert [ringstow.open(path).info.step for path in found] == steps
 
 
+@pytest.mark.long  # CI has the kill of workers with shards
 @pytest.mark.parametrize("kills", [1, 3])
 def test_a_killed_worker_resumes_from_the_last_checkpoint_that_ray_counts(kills, cluster, tmp_path):
     moments = [("writing", 2, 0), ("committed", 3, 0), ("full", 3, 0)][:kills]

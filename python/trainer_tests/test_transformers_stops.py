@@ -52,9 +52,9 @@ def unbroken(tmp_path_factory):
 @pytest.mark.parametrize(
     ("ranks", "signalled", "options"),
     [
+        (2, [0, 1], {"save_strategy": "steps", "save_steps": 50, "save_total_limit": 1}),
         (1, [0], {"save_strategy": "epoch", "save_total_limit": 1, "eval_strategy": "epoch"}),
         (2, [1], {"save_strategy": "no"}),
-        (2, [0, 1], {"save_strategy": "steps", "save_steps": 50, "save_total_limit": 1}),
         (2, [1], {"save_strategy": "no", "fsdp2": True}),
     ],
     ids=str,
