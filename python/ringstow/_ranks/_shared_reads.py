@@ -14,6 +14,8 @@ import logging
 import mmap
 import operator
 import os
+import statistics
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -382,7 +384,8 @@ class _Choice:
         seconds = [sample.seconds for sample in here if sample is not None]
         if len(seconds) < len(here):
             return None
-        return len(here) * _READS * _READ_BYTES / max(seconds)
+        # The mean: one may have waited for a core, not for the disk.
+        return len(here) * _READS * _READ_BYTES / statistics.mean(seconds)
 
     def _bytes(self, host: str | None) -> tuple[float, float]:
         """Return the bytes that a host's ranks need, all ranks for None; and each byte once."""
@@ -484,20 +487,22 @@ def _sample(nbytes: int, path: str, rank: int) -> _Sample | None:
             memory[::4096] = bytes(len(memory) // 4096)  # page faults before the clock runs
             half = _READ_BYTES // 2
             parts = [memoryview(memory)[n * half :][:half] for n in range(2 * _READS)]
+            ready = threading.Barrier(_READS, timeout=1)  # a thread may not start
 
-            def read(number: int) -> None:
-                place = (rank * _READS + number % _READS) % places
-                at = place * _READ_BYTES + number // _READS * half
-                os.preadv(file.fileno(), [parts[number]], at)
+            def read(number: int) -> tuple[float, float, float]:
+                at = (rank * _READS + number) % places * _READ_BYTES
+                ready.wait()  # to start threads is not the disk's time
+                begun = time.monotonic()
+                os.preadv(file.fileno(), [parts[2 * number]], at)
+                between = time.monotonic()
+                os.preadv(file.fileno(), [parts[2 * number + 1]], at + half)
+                return begun, between, time.monotonic()
 
             try:
                 with ThreadPoolExecutor(_READS, "ringstow-sample") as threads:
-                    begun = time.monotonic()
-                    list(threads.map(read, range(_READS)))
-                    between = time.monotonic()
-                    list(threads.map(read, range(_READS, 2 * _READS)))
-                    ended = time.monotonic()
-                    return _Sample(ended - begun, max(2 * (ended - between), ended - begun))
+                    begun, between, ended = zip(*threads.map(read, range(_READS)), strict=True)
+                seconds = max(ended) - min(begun)
+                return _Sample(seconds, max(2 * (max(ended) - max(between)), seconds))
             finally:
                 for part in parts:
                     part.release()
