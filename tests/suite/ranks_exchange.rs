@@ -200,7 +200,9 @@ fn a_rank_that_cannot_write_fails_the_save_of_all_and_leaves_nothing() {
 #[test]
 fn other_ranks_stop_writing_once_one_has_given_up() {
     let dir = scratch();
-    let store = Store::new(Config { write_rate: 10, ..small_config() }).unwrap();
+    // A buffer for every block: the rank that gives up must not wait for one of those that the others hold.
+    let pool_bytes = 600 * 4096;
+    let store = Store::new(Config { write_rate: 10, pool_bytes, ..small_config() }).unwrap();
     for is_dropped in [false, true] {
         let path = dir.path().join("step-5");
         let outcomes = ranks(|exchange| {

@@ -114,7 +114,7 @@ fn independent_ranks_count_as_one_checkpoint() {
     let half = save_each(&dir, 3, &[0, 2], 4);
 
     let ran = ringstow(&["ls", dir.path()]);
-    assert_eq!(ran.out.matches("committed ").count(), 2, "{}", ran.out);
+    assert_eq!(ran.out.matches("committed  ").count(), 2, "{}", ran.out);
     assert!(ran.out.contains("INCOMPLETE") && ran.out.contains("ranks 1, 3"), "{}", ran.out);
     let json = ringstow(&["ls", dir.path(), "--json"]).json();
     assert_eq!((&json[0]["path"], &json[0]["tensors"]), (&json!(whole), &json!(2)));
