@@ -309,6 +309,19 @@ fn striped() -> (tempfile::TempDir, std::path::PathBuf, Vec<std::path::PathBuf>)
     (root, dir, vec![stripe])
 }
 
+#[test]
+fn stripe_marker_is_durable_before_any_shard() {
+    let (_root, dir, stripe) = striped();
+    let watch = watch();
+    let mut tx = Transaction::begin(&dir, &stripe).unwrap();
+    let stripe_dir = stripe[0].join("step");
+    assert!(watch.take_paths(Call::Sync).contains(&stripe_dir));
+    let manifest = write_part(&mut tx, 1);
+    tx.commit(&manifest).unwrap();
+    let synced = watch.take_paths(Call::Sync);
+    assert!(synced.contains(&stripe_dir) && synced.contains(&stripe[0]), "{synced:?}");
+}
+
 /// A crash must leave no stripe directory that no checkpoint's directory leads to, and no shard without a marker.
 #[test]
 fn stripe_directories_are_durable_after_their_checkpoint_and_gone_before_it() {
