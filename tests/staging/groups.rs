@@ -1,19 +1,31 @@
 //! Processes of one control group that save at once.
 
-use crate::common::held::{self, Filled};
-use ringstow::{Config, Store};
+use ringstow::{Config, Dtype, Source, StateDict, Store, TensorInfo};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// The memory of the group. Three processes, each with a state of `STATE` bytes, could not all have it.
 const LIMIT: u64 = 768 << 20;
-const STATE: usize = 320 << 20;
+const STATE: u64 = 320 << 20;
 const PROCESSES: usize = 3;
 
 /// The group that a child of the test joins, and where it saves.
 const GROUP: &str = "RINGSTOW_TEST_GROUP";
 const TO: &str = "RINGSTOW_TEST_TO";
+
+/// Bytes that need no memory.
+struct Zeros;
+
+impl Source for Zeros {
+    fn nbytes(&self) -> u64 {
+        STATE
+    }
+    fn read(&self, _: usize, into: &mut [u8]) -> ringstow::Result<()> {
+        into.fill(0);
+        Ok(())
+    }
+}
 
 /// A control group with limited memory, until it is dropped.
 struct Group(PathBuf);
@@ -56,8 +68,9 @@ impl Drop for Group {
 fn child_saves_in_its_group() {
     let (Some(group), Some(to)) = (std::env::var_os(GROUP), std::env::var_os(TO)) else { return };
     fs::write(Path::new(&group).join("cgroup.procs"), std::process::id().to_string()).unwrap();
-    // They need no memory.
-    let state = held::only(Filled { byte: 0, bytes: STATE });
+    let mut state = StateDict::new();
+    let info = TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![STATE] };
+    state.source(info, Box::new(Zeros));
     let store = Store::new(Config { write_rate: 100 << 20, ..Config::default() }).unwrap();
     let report = store.save_async(state, to).unwrap().result().unwrap();
     println!("had {}", report.pool_bytes);
