@@ -273,7 +273,7 @@ torture-image:
 	RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call
 
 torture-kills:
-	RINGSTOW_KILLS=$(KILLS) cargo test --test crash -- --ignored --nocapture
+	RINGSTOW_KILLS=$(KILLS) cargo test --test suite crash:: -- --ignored --nocapture
 
 torture-leaks: $(READY)
 	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture

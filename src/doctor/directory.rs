@@ -210,19 +210,16 @@ mod tests {
 
     #[test]
     fn full_disk_is_called_full_and_not_unfit_for_direct_io() {
-        use crate::sys::seam::{Call, Outcome, on_thread};
+        use crate::sys::seam::{Call, fail_if, on_thread};
         for errno in [nix::libc::ENOSPC, nix::libc::EDQUOT] {
             // No file can be created; or an empty one can, and there is no block for it.
             for empty_files in [0, 1] {
                 let root = tempfile::tempdir().unwrap();
                 let mut created = 0;
-                let _full = on_thread(move |_, call, _| {
+                let _full = on_thread(fail_if(errno, move |call, _| {
                     created += u64::from(call == Call::Create);
-                    match call == Call::Create && created > empty_files {
-                        true => Outcome::Fail(errno),
-                        false => Outcome::Pass,
-                    }
-                });
+                    call == Call::Create && created > empty_files
+                }));
                 let checks = checks(root.path(), &Config::default());
                 let failed: Vec<&Check> =
                     checks.iter().filter(|check| check.status == Status::Fail).collect();

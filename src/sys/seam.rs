@@ -144,7 +144,9 @@ fn uninterrupted<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 #[cfg(any(debug_assertions, test))]
-pub use armed::{Outcome, Watch, fail_call, fail_nth, from_nth, in_process, nth, on_thread, watch};
+pub use armed::{
+    Outcome, Watch, fail_call, fail_if, fail_nth, from_nth, in_process, nth, on_thread, watch,
+};
 
 #[cfg(any(debug_assertions, test))]
 mod armed;

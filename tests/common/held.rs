@@ -1,4 +1,4 @@
-//! Tensors that wait for a word, and saves that stand still because of them.
+//! Tensors whose bytes a test makes, also ones that wait for a word, and saves that stand still because of them.
 
 use super::small_config;
 use ringstow::{Dtype, Error, SaveHandle, SaveReport, Source, StateDict, Store, TensorInfo};
@@ -6,17 +6,43 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+/// Adds a tensor of bytes to a state.
+pub fn add(state: &mut StateDict<'static>, name: &str, source: impl Source + 'static) {
+    let shape = vec![source.nbytes()];
+    state.source(TensorInfo { name: name.into(), dtype: Dtype::U8, shape }, Box::new(source));
+}
+
+/// A state of this tensor alone, `t`.
+pub fn only(source: impl Source + 'static) -> StateDict<'static> {
+    let mut state = StateDict::new();
+    add(&mut state, "t", source);
+    state
+}
+
+struct Made<F>(usize, F);
+
+/// A tensor of so many bytes, which a function gives from an offset on.
+pub fn made<F>(bytes: usize, read: F) -> impl Source
+where
+    F: Fn(usize, &mut [u8]) -> ringstow::Result<()> + Send + Sync,
+{
+    Made(bytes, read)
+}
+
+impl<F: Fn(usize, &mut [u8]) -> ringstow::Result<()> + Send + Sync> Source for Made<F> {
+    fn nbytes(&self) -> u64 {
+        self.0 as u64
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> ringstow::Result<()> {
+        (self.1)(at, to)
+    }
+}
+
 /// A tensor of one byte.
 pub struct Filled {
     pub byte: u8,
     pub bytes: usize,
-}
-
-impl Filled {
-    /// Adds it to a state.
-    pub fn add_to(self, state: &mut StateDict<'static>, name: &str) {
-        add(state, name, self);
-    }
 }
 
 impl Source for Filled {
@@ -28,11 +54,6 @@ impl Source for Filled {
         to.fill(self.byte);
         Ok(())
     }
-}
-
-fn add(state: &mut StateDict<'static>, name: &str, source: impl Source + 'static) {
-    let shape = vec![source.nbytes()];
-    state.source(TensorInfo { name: name.into(), dtype: Dtype::U8, shape }, Box::new(source));
 }
 
 /// A tensor whose bytes wait until the word is dropped.
@@ -55,11 +76,6 @@ impl Held {
     /// Fails instead of giving its bytes.
     pub fn failing(self, fails: bool) -> Self {
         Self { fails, ..self }
-    }
-
-    /// Adds it to a state.
-    pub fn add_to(self, state: &mut StateDict<'static>, name: &str) {
-        add(state, name, self);
     }
 }
 
@@ -100,9 +116,8 @@ impl<T: Send + 'static> HeldUp<T> {
             let _ = started.send(());
         };
         let (held, word) = Held::new(Filled { byte, bytes: Self::BYTES }, asked);
-        let mut state = StateDict::new();
+        let mut state = only(held.failing(fails));
         state.value("step", i64::from(byte));
-        held.failing(fails).add_to(&mut state, "t");
         let handle = start(state);
         has_started.recv().unwrap();
         Self { word, handle }

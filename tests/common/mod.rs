@@ -11,14 +11,18 @@ pub mod warnings;
 
 use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;
+use ringstow::internals::store;
 use ringstow::{
-    Base, Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, OpenOptions, Receipt,
-    Runtime, SaveReport, StateDict, TensorInfo, Value,
+    Base, Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, OpenOptions, RankShare,
+    Receipt, RetainOptions, Retained, Runtime, SaveReport, Session, StateDict, Store, Swept,
+    TensorInfo, Value, VerifyReport,
 };
 use serde_json::value::RawValue;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 /// Bytes that differ everywhere, the same for the same seed. Stored files hold them (`tests/format`), so the
@@ -66,7 +70,7 @@ impl State {
         path: &Path,
         job: &Arc<Job>,
     ) -> ringstow::Result<SaveReport> {
-        ringstow::internals::store::save(runtime, &self.to_save()?, path, job)
+        store::save(runtime, &self.to_save()?, path, job)
     }
 
     pub fn to_save(&self) -> ringstow::Result<StateDict<'_>> {
@@ -121,7 +125,7 @@ impl State {
         if let Some(base) = base {
             state.base(base);
         }
-        ringstow::internals::store::save(runtime, &state, path, &Arc::default())
+        store::save(runtime, &state, path, &Arc::default())
     }
 
     /// As [`State::save_with_extra`], by two ranks that each have some of the tensors and half of one extra tensor.
@@ -137,7 +141,7 @@ impl State {
         path: &Path,
     ) -> ringstow::Result<()> {
         let extra = noise(77, 30_000);
-        let session = ringstow::Session::begin(path, 2, runtime.config())?;
+        let session = Session::begin(path, 2, runtime.config())?;
         let write = |rank: u32| -> ringstow::Result<Receipt> {
             let mut share = self.share((rank, 2))?;
             let (name, range) = EXTRAS[rank as usize].clone();
@@ -151,7 +155,7 @@ impl State {
                 share.base(base.clone());
             }
             let job = Arc::default();
-            Ok(ringstow::internals::store::write_rank(runtime, &share, rank, path, &job)?.0)
+            Ok(store::write_rank(runtime, &share, rank, path, &job)?.0)
         };
         let receipts = vec![write(0)?, write(1)?];
         let extra = ["extra.a", "extra.b", "extra.both"].map(|name| Value::Tensor(name.into()));
@@ -164,7 +168,7 @@ impl State {
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
     pub fn save_by_ranks(&self, ranks: u32, runtime: &Runtime, path: &Path) {
-        let session = ringstow::Session::begin(path, ranks, runtime.config()).unwrap();
+        let session = Session::begin(path, ranks, runtime.config()).unwrap();
         let write = |rank: u32| self.write_share((rank, ranks), runtime, path).unwrap();
         let receipts = std::thread::scope(|scope| {
             let running: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || write(rank))).collect();
@@ -181,7 +185,23 @@ impl State {
         path: &Path,
     ) -> ringstow::Result<Receipt> {
         let (share, job) = (self.share((rank, ranks))?, Arc::default());
-        Ok(ringstow::internals::store::write_rank(runtime, &share, rank, path, &job)?.0)
+        Ok(store::write_rank(runtime, &share, rank, path, &job)?.0)
+    }
+
+    /// As [`State::save`], by one of so many ranks that each save by themselves, in a directory of its own. All of them
+    /// give the same name to the save.
+    pub fn save_alone(
+        &self,
+        (rank, ranks): (u32, u32),
+        save: &str,
+        runtime: &Runtime,
+        whole: &Path,
+    ) {
+        let part = whole.join(ringstow::rank_dir(rank));
+        let share = RankShare { rank, ranks, save: save.into() };
+        let session = Session::begin(&part, 1, runtime.config()).unwrap().rank_share(share);
+        let receipt = self.write_share((0, 1), runtime, &part).unwrap();
+        session.commit(vec![receipt], self.tree()).unwrap();
     }
 
     /// What the coordinator commits with the ranks' shares.
@@ -254,6 +274,22 @@ pub fn some_calls() -> impl Iterator<Item = u64> {
     (1 + number("RINGSTOW_SEED", 0) % step..).step_by(step as usize)
 }
 
+/// Runs this test, of this name, in a process of its own, since it changes that or looks at all of it. Whether this is that
+/// process: the test is to go on.
+#[track_caller]
+pub fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "RINGSTOW_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let ran = child.args([test, "--exact", "--nocapture"]).env(ALONE, "").output().unwrap();
+    let said = [ran.stdout, ran.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    print!("{}", said.concat());
+    assert!(ran.status.success() && said[0].contains("1 passed"), "it fails by itself");
+    false
+}
+
 /// A directory in memory where there is one, for tests that save hundreds of times and do not care
 /// for the disk: its syncs cost nothing.
 pub fn scratch() -> tempfile::TempDir {
@@ -279,7 +315,89 @@ pub fn load_all(runtime: &Runtime, path: &Path) -> ringstow::Result<Loaded> {
 
 pub fn load_opened(runtime: &Runtime, checkpoint: &Checkpoint) -> ringstow::Result<Loaded> {
     let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
-    checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))
+    checkpoint.load_names(names, on(runtime))
+}
+
+/// A load by this runtime, all else as ever.
+pub fn on(runtime: &Runtime) -> LoadOptions<'_> {
+    LoadOptions { runtime: Some(runtime), ..LoadOptions::default() }
+}
+
+/// Reads all bytes of a checkpoint.
+pub fn verify(runtime: &Runtime, path: &Path) -> ringstow::Result<VerifyReport> {
+    store::verify(runtime, path, &Arc::default())
+}
+
+/// All bytes of a checkpoint are as they were written.
+#[track_caller]
+pub fn assert_undamaged(runtime: &Runtime, path: &Path) {
+    let damage = verify(runtime, path).unwrap().damage;
+    assert!(damage.is_empty(), "{damage:?}");
+}
+
+/// Retains, after checking that the plan says the same.
+#[track_caller]
+pub fn retain_as_planned(root: &Path, options: &RetainOptions, config: &Config) -> Retained {
+    let plan = store::retain_plan(root, options, config).unwrap();
+    let done = store::retain(root, options, config).unwrap();
+    assert_eq!(plan, done);
+    done
+}
+
+/// Prunes, after checking that the plan says the same.
+#[track_caller]
+pub fn prune_as_planned(dir: &Path, config: &Config) -> Swept {
+    let plan = store::prune_plan(dir, config).unwrap();
+    let done = store::prune(dir, config).unwrap();
+    assert_eq!(plan, done);
+    done
+}
+
+/// All paths below a directory, each directory before what is in it. Links are not followed.
+pub fn below(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(below(&entry.path()));
+        }
+        found.insert(entry.path());
+    }
+    found
+}
+
+/// Copies a directory and all that is in it.
+pub fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for path in below(from) {
+        let copied = to.join(path.strip_prefix(from).unwrap());
+        match path.is_dir() {
+            true => fs::create_dir(copied).unwrap(),
+            false => drop(fs::copy(path, copied).unwrap()),
+        }
+    }
+}
+
+/// The shards in a directory, by name.
+#[track_caller]
+pub fn shards_in(dir: &Path) -> Vec<PathBuf> {
+    let shards = names_in(dir).into_iter().filter(|name| name.ends_with(".safetensors"));
+    shards.map(|name| dir.join(name)).collect()
+}
+
+/// Lets user 4242 read a file, by an ACL. Not all file systems have them.
+#[cfg(target_os = "linux")]
+pub fn set_acl(path: &Path) -> bool {
+    // Version 2; then tag, rights and id: owner, user 4242, group, mask, others.
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 6, !0), (2, 4, 4242), (4, 4, !0), (16, 4, !0), (32, 4, !0)];
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in entries {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(rights.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(path, "system.posix_acl_access", &acl, flags).is_ok()
 }
 
 /// Names in a directory, sorted.
@@ -357,6 +475,16 @@ pub const SIZES: [usize; 4] = [0, 5000, 12_288, 20_001];
 /// A runtime of small buffers.
 pub fn runtime() -> Runtime {
     Runtime::new(small_config()).unwrap()
+}
+
+/// A store of small buffers.
+pub fn store() -> Store {
+    Store::new(small_config()).unwrap()
+}
+
+/// What a coordinator commits that has no values.
+pub fn no_values() -> Box<RawValue> {
+    Value::Dict(Vec::new()).to_json().unwrap()
 }
 
 /// A checkpoint of step 1 and the directory that it is in.

@@ -130,15 +130,9 @@ fn a_load_that_fails_on_the_device_says_so() {
     let checkpoint = ringstow::Checkpoint::open(dir.path()).unwrap();
     for (function, after) in [("cuMemcpyHtoDAsync_v2", 1), ("execute", 2)] {
         let mut ready = Ready::default();
-        // SAFETY: the tensor's own memory.
-        let target = unsafe {
-            let place = (0, to.memory.ptr());
-            ringstow::Target::cuda(place, 500_000, streams[0].handle(), &mut ready)
-        };
+        let targets = [("weight", to.target(&streams, &mut ready))];
         fake.fail(function, after, ILLEGAL_ADDRESS);
-        let targets = [("weight", target.unwrap())];
-        let options = ringstow::LoadOptions::default();
-        let loaded = checkpoint.load_into(&targets, options.on(&runtime(), &Arc::default()));
+        let loaded = checkpoint.load_into(&targets, on(&runtime()));
         let message = loaded.unwrap_err().to_string();
         assert!(message.contains("copying from the host to GPU 0"), "{message}");
         assert!(message.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{message}");

@@ -1,22 +1,14 @@
 //! What is in the files comes to be on a GPU.
 
 use super::*;
-use ringstow::{Checkpoint, LoadOptions, LoadReport, Slice, StridedTarget, Target};
+use ringstow::{Checkpoint, LoadReport, Slice, StridedTarget};
 
 /// Loads a tensor into device memory, ready on its device's stream.
 pub fn load_into(path: &Path, tensor: &Tensor, streams: &[Stream]) -> LoadReport {
-    let stream = streams[tensor.ordinal as usize].handle();
-    let place = (tensor.ordinal, tensor.memory.ptr());
     let mut ready = Ready::default();
-    // SAFETY: the tensor's own memory.
-    let target = unsafe { Target::cuda(place, tensor.memory.len(), stream, &mut ready) }.unwrap();
+    let target = tensor.target(streams, &mut ready);
     let checkpoint = Checkpoint::open(path).unwrap();
-    checkpoint
-        .load_into(
-            &[(&tensor.name, target)],
-            LoadOptions::default().on(&runtime(), &Arc::default()),
-        )
-        .unwrap()
+    checkpoint.load_into(&[(&tensor.name, target)], on(&runtime())).unwrap()
 }
 
 #[test]
@@ -33,19 +25,10 @@ fn a_checkpoint_is_loaded_into_memory_of_both_devices() {
         .map(|t| Tensor::dense(&t.name, 1 - t.ordinal, vec![0; t.bytes.len()]))
         .collect();
     let mut ready = Ready::default();
-    let targets: Vec<(&str, Target)> = to
-        .iter()
-        .map(|t| {
-            let stream = streams[t.ordinal as usize].handle();
-            let place = (t.ordinal, t.memory.ptr());
-            // SAFETY: the tensor's own memory.
-            let to = unsafe { Target::cuda(place, t.bytes.len(), stream, &mut ready) }.unwrap();
-            (t.name.as_str(), to)
-        })
-        .collect();
+    let targets: Vec<(&str, Target)> =
+        to.iter().map(|to| (&*to.name, to.target(&streams, &mut ready))).collect();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let options = LoadOptions::default();
-    let report = checkpoint.load_into(&targets, options.on(&runtime(), &Arc::default())).unwrap();
+    let report = checkpoint.load_into(&targets, on(&runtime())).unwrap();
     for (to, from) in to.iter().zip(&saved) {
         assert!(to.memory.read() == from.bytes, "{} came back changed", to.name);
     }
@@ -95,7 +78,7 @@ fn boxes_go_into_strided_device_memory() {
         let to_here = target.unwrap();
         let (name, offsets, lengths) = ("matrix", &[20, 10][..], &[100, 50][..]);
         let slice = Slice { name, chunk: 0, offsets, lengths, to: to_here };
-        checkpoint.read(&[slice], LoadOptions::default().on(&runtime(), &Arc::default())).unwrap();
+        checkpoint.read(&[slice], on(&runtime())).unwrap();
         let mut expected = vec![0xaa; to.memory.len()];
         for row in 0..100usize {
             for column in 0..50usize {

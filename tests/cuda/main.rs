@@ -15,11 +15,11 @@ mod loads;
 mod ordering;
 mod saves;
 
-use common::noise;
 use common::warnings::Warnings;
+use common::{noise, on};
 use fake_cuda::{DeviceBuffer, Fake, Stream};
 use ringstow::internals::device::cuda::{CudaSource, Ready};
-use ringstow::{Config, Dtype, Loaded, Runtime, SaveReport, StateDict, TensorInfo};
+use ringstow::{Config, Dtype, Loaded, Runtime, SaveReport, StateDict, Store, Target, TensorInfo};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -92,6 +92,14 @@ impl Tensor {
         unsafe { CudaSource::new((self.ordinal, base), layout, stream, ready) }.unwrap()
     }
 
+    /// Its memory, to be loaded into; ready when what is on the stream now has ended.
+    fn target(&self, streams: &[Stream], ready: &mut Ready) -> Target<'_> {
+        let place = (self.ordinal, self.memory.ptr());
+        let stream = streams[self.ordinal as usize].handle();
+        // SAFETY: the tensor's own memory.
+        unsafe { Target::cuda(place, self.memory.len(), stream, ready) }.unwrap()
+    }
+
     /// Its elements in row-major order, one by one.
     fn expected(&self) -> Vec<u8> {
         let dense: Vec<isize> = (0..self.shape.len())
@@ -139,13 +147,14 @@ fn assert_holds(loaded: &Loaded, tensors: &[Tensor]) {
 
 /// Saves tensors that are ready, and checks what is in the files.
 fn saved(path: &Path, tensors: &[Tensor], config: &Config) -> SaveReport {
-    let streams = streams();
-    let report = ringstow::Store::new(config.clone())
-        .unwrap()
-        .save(&state_of(tensors, &streams), path)
-        .unwrap();
+    let store = Store::new(config.clone()).unwrap();
+    let report = store.save(&state_of(tensors, &streams()), path).unwrap();
     assert_holds(&ringstow::load(path).unwrap(), tensors);
     report
+}
+
+fn store() -> Store {
+    Store::new(config()).unwrap()
 }
 
 /// A runtime of the test's own, which goes with it.

@@ -13,10 +13,8 @@ fn save_holds_work_queued_before_the_call() {
     let mut tensor = Tensor::dense("weight", 0, noise(1, 300_000));
     let busy = streams[0].gate();
     streams[0].memset(tensor.memory.ptr(), 7, 300_000);
-    let handle = ringstow::Store::new(config())
-        .unwrap()
-        .save_async(state_of(std::slice::from_ref(&tensor), &streams), dir.path())
-        .unwrap();
+    let handle =
+        store().save_async(state_of(std::slice::from_ref(&tensor), &streams), dir.path()).unwrap();
     assert!(!handle.staged(), "nothing can be copied yet");
     busy.open();
     assert!(handle.wait_staged(None));
@@ -35,7 +33,7 @@ fn copies_wait_only_for_work_queued_before_the_call() {
     let tensors = [Tensor::dense("weight", 0, noise(1, 300_000))];
     let state = state_of(&tensors, &streams);
     let busy = streams[0].gate();
-    ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
+    store().save(&state, dir.path()).unwrap();
     busy.open();
     assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
 }
@@ -48,7 +46,7 @@ fn save_is_staged_once_the_last_copy_has_ended() {
     let tensors = [Tensor::dense("weight", 0, noise(1, 300_000))];
     let state = state_of(&tensors, &streams);
     fake.hold();
-    let handle = ringstow::Store::new(config()).unwrap().save_async(state, dir.path()).unwrap();
+    let handle = store().save_async(state, dir.path()).unwrap();
     // All five blocks find a buffer, and so are begun.
     while fake.calls("cuMemcpyDtoHAsync_v2") < 5 {
         std::thread::yield_now();
@@ -91,10 +89,7 @@ fn cancelled_save_leaves_no_copy_and_no_commit() {
     let streams = streams();
     let busy = streams[0].gate();
     let tensors = [Tensor::dense("weight", 0, noise(1, 3_000_000))];
-    let handle = ringstow::Store::new(config())
-        .unwrap()
-        .save_async(state_of(&tensors, &streams), &path)
-        .unwrap();
+    let handle = store().save_async(state_of(&tensors, &streams), &path).unwrap();
     while fake.calls("cuMemcpyDtoHAsync_v2") == 0 {
         std::thread::yield_now();
     }
@@ -118,16 +113,10 @@ fn a_graph_that_the_trainer_captures_is_not_disturbed() {
     let tensors = [Tensor::dense("weight", 0, noise(1, 300_000))];
     let mut to = Tensor::dense("weight", 0, vec![0; 300_000]);
     graph.begin_capture();
-    let handle = ringstow::Store::new(config())
-        .unwrap()
-        .save_async(state_of(&tensors, &streams), dir.path())
-        .unwrap();
+    let handle = store().save_async(state_of(&tensors, &streams), dir.path()).unwrap();
     handle.result().unwrap();
     // Also into and out of memory, on this thread.
-    ringstow::Store::new(config())
-        .unwrap()
-        .save(&state_of(&tensors, &streams), dir.path())
-        .unwrap();
+    store().save(&state_of(&tensors, &streams), dir.path()).unwrap();
     loads::load_into(dir.path(), &to, &streams);
     assert_eq!(graph.end_capture(), 0);
     to.bytes = tensors[0].bytes.clone();

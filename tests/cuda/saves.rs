@@ -1,6 +1,7 @@
 //! What is on a GPU comes to be in the files, and nothing else is left behind.
 
 use super::*;
+use ringstow::internals::store;
 
 /// Every layout that a trainer has, and sizes that fall across blocks.
 fn layouts(ordinal: u32) -> Vec<Tensor> {
@@ -75,7 +76,7 @@ fn blocks_of_gpu_and_host_tensors_are_put_together() {
         state.source(tensor.info(), tensor.source(stream, &mut ready));
         state.bytes(format!("host.{i}"), Dtype::U8, &[bytes.len() as u64], bytes).unwrap();
     }
-    ringstow::internals::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
+    store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
     let loaded = ringstow::load(dir.path()).unwrap();
     assert_holds(&loaded, &tensors);
     for (i, bytes) in host.iter().enumerate() {
@@ -93,7 +94,7 @@ fn block_of_many_tensors_takes_one_event() {
     let state = state_of(&tensors, &streams);
     let before = fake.calls("cuEventRecord");
     fake.hold();
-    let handle = ringstow::Store::new(config()).unwrap().save_async(state, dir.path()).unwrap();
+    let handle = store().save_async(state, dir.path()).unwrap();
     while fake.calls("cuMemcpyDtoHAsync_v2") < count {
         std::thread::yield_now();
     }
@@ -118,7 +119,7 @@ fn nothing_is_left_when_the_runtime_goes() {
     let runtime = runtime();
     for _ in 0..3 {
         let state = state_of(&tensors, &streams);
-        ringstow::internals::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
+        store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
     }
     assert_eq!(fake.calls("cuMemHostRegister_v2"), 1, "the pool is pinned once");
     assert_eq!(fake.live("registered_bytes"), config().pool_bytes as i64);
@@ -152,7 +153,7 @@ fn a_slice_of_cudarcs_is_saved_borrowed_or_shared() {
     state.cuda("moments", Dtype::F32, &[1000], moments.clone()).unwrap();
     let short = state.cuda("short", Dtype::F32, &[1001], moments).err().unwrap().to_string();
     assert!(short.contains("\"short\"") && short.contains("4004 bytes"), "{short}");
-    ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
+    store().save(&state, dir.path()).unwrap();
     let loaded = ringstow::load(dir.path()).unwrap();
     assert_eq!(loaded.tensor("weights").unwrap().as_slice::<f32>().unwrap(), numbers);
     assert_eq!(loaded.tensor("moments").unwrap().as_slice::<f32>().unwrap(), &numbers[..1000]);
@@ -170,7 +171,7 @@ fn slices_ready_separately_share_one_event() {
         state.cuda(format!("t{i}"), Dtype::U8, &[100], slice.clone()).unwrap();
     }
     let before = fake.calls("cuEventRecord");
-    let report = ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
+    let report = store().save(&state, dir.path()).unwrap();
     let recorded = fake.calls("cuEventRecord") - before;
     let blocks = report.file_bytes.div_ceil(64 << 10);
     assert!(recorded <= 2 * blocks, "{recorded} events for {blocks} blocks");
@@ -196,7 +197,7 @@ fn memory_of_our_own_is_saved_and_loaded() {
     assert_eq!(source.nbytes(), 100_000);
     let info = TensorInfo { name: "bytes".into(), dtype: Dtype::U8, shape: vec![100_000] };
     state.source(info, source);
-    ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
+    store().save(&state, dir.path()).unwrap();
     assert!(ringstow::load(dir.path()).unwrap().tensor("bytes").unwrap().data() == bytes);
 }
 

@@ -13,7 +13,7 @@ mod operations;
 mod promises;
 
 use common::place::{Place, Way};
-use common::{scratch, small_config};
+use common::{copy_dir, scratch, small_config};
 use fastrand::Rng;
 use nix::libc::{EINTR, EIO, ENOSPC, ESTALE};
 use operations::{OPERATIONS, Operation};
@@ -80,7 +80,7 @@ impl<'a> Scene<'a> {
             Config { engine: EngineChoice::Portable, direct: Switch::Off, ..small_config() };
         let sound = Place::with_config(way, &root, quick);
         operation.prepare(&sound);
-        copy(&root, &scratch.path().join("template"));
+        copy_dir(&root, &scratch.path().join("template"));
         Self { operation, way, sound, scratch }
     }
 
@@ -88,7 +88,7 @@ impl<'a> Scene<'a> {
     fn trial(&self, trouble: Trouble, n: u64) -> bool {
         let root = self.scratch.path().join("root");
         fs::remove_dir_all(&root).unwrap();
-        copy(&self.scratch.path().join("template"), &root);
+        copy_dir(&self.scratch.path().join("template"), &root);
         let sound = &self.sound;
         let reader = Reader::open(sound, self.operation);
         let (end, happened) = match trouble {
@@ -140,17 +140,6 @@ impl<'a> Scene<'a> {
 thread_local! {
     /// The call at which there was trouble last.
     static CALL: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let to = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &to),
-            false => drop(fs::copy(entry.path(), to).unwrap()),
-        }
-    }
 }
 
 /// Which trials to make.

@@ -4,7 +4,7 @@ use crate::common::place::{Place, SIZES, WAYS, Way};
 use crate::common::{EXTRA, State, is_extra, load_all};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
-use ringstow::internals::sys::seam::{Call, Outcome, in_process};
+use ringstow::internals::sys::seam::{Call, fail_if, in_process};
 use ringstow::{
     Base, Checkpoint, Disposal, Error, Job, Left, OpenOptions, Promotion, Result, RetainOptions,
     Store,
@@ -232,10 +232,10 @@ fn die_after(
     last: impl Fn(Call, &Path) -> bool + Send + 'static,
 ) {
     let mut is_dead = false;
-    let _dies = in_process(move |_, call, on| {
+    let _dies = in_process(fail_if(nix::libc::EIO, move |call, on| {
         let was_dead = is_dead;
         is_dead |= last(call, on);
-        if was_dead { Outcome::Fail(nix::libc::EIO) } else { Outcome::Pass }
-    });
+        was_dead
+    }));
     act().unwrap_err();
 }

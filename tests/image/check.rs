@@ -1,7 +1,7 @@
 //! What must be there after a loss of power.
 
 use crate::common::place::{Place, SIZES, Way};
-use crate::common::{State, load_all, load_opened, names_in};
+use crate::common::{State, below, load_all, load_opened};
 use crate::scenario::{World, path, roots};
 use ringstow::internals::format::names;
 use ringstow::{Checkpoint, Error, OpenOptions, Status, Store, Value, Wanted};
@@ -149,15 +149,14 @@ fn check_pruned(place: &Place, world: &World) -> Outcome {
         let path = path(place, name);
         if is_model(name) {
             // An export that was killed leaves files for the next.
-            files_in(&path, &mut known);
+            known.extend(files_in(&path));
         } else if let Ok(checkpoint) = OpenOptions::of(place.config()).open(&path) {
             known.extend(files(place, name, &checkpoint).concat());
             known.extend([names::MANIFEST, names::DCP_MARK].map(|name| path.join(name)));
             known.insert(stripe(place, name).join(names::STRIPE_MARKER));
         }
     }
-    let mut there = BTreeSet::new();
-    roots(place).iter().for_each(|root| files_in(root, &mut there));
+    let there: BTreeSet<PathBuf> = roots(place).iter().flat_map(|root| files_in(root)).collect();
     let recycled = |path: &&PathBuf| {
         place.way == Way::Recycled
             && path.components().any(|part| part.as_os_str() == ".ringstow-spares")
@@ -178,12 +177,8 @@ fn stripe(place: &Place, name: &str) -> PathBuf {
     roots(place)[1].join(Path::new(name).file_name().expect("a checkpoint has a name"))
 }
 
-fn files_in(dir: &Path, all: &mut BTreeSet<PathBuf>) {
-    let names = if dir.exists() { names_in(dir) } else { Vec::new() };
-    for path in names.iter().map(|name| dir.join(name)) {
-        match path.is_dir() {
-            true => files_in(&path, all),
-            false => _ = all.insert(path),
-        }
-    }
+/// The files below a directory, if there is one.
+fn files_in(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let all = if dir.exists() { below(dir) } else { BTreeSet::new() };
+    all.into_iter().filter(|path| !path.is_dir())
 }

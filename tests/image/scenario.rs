@@ -4,6 +4,7 @@ use crate::common::place::{Place, SIZES, Way};
 use crate::common::{State, scratch};
 use durable_image::{Journal, Recorder};
 use ringstow::internals::format::names;
+use ringstow::internals::store;
 use ringstow::internals::sys::seam::Outcome;
 use ringstow::{Base, Disposal, Error, RetainOptions, Store};
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,11 +151,11 @@ impl Act {
             }
             Self::Remove(name) => {
                 let dir = path(place, name);
-                ringstow::internals::store::remove_checkpoint(&dir, disposal, config).map(drop)
+                store::remove_checkpoint(&dir, disposal, config).map(drop)
             }
             Self::Retain => {
                 let retention = RetainOptions { disposal, ..RetainOptions::new(1) };
-                ringstow::internals::store::retain(path(place, ""), &retention, config).map(drop)
+                store::retain(path(place, ""), &retention, config).map(drop)
             }
             Self::Prune => place.prune(),
             Self::Export(name, step) => place.export_to(step, &path(place, name)),

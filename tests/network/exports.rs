@@ -1,6 +1,6 @@
 //! Exports of models.
 
-use crate::common::held::{Filled, HeldUp};
+use crate::common::held::{self, Filled, HeldUp};
 use crate::common::{assert_says, names_in, small_config};
 use crate::{BYTES, Hosts, LOCK, state, store};
 use ringstow::internals::format::names;
@@ -16,7 +16,7 @@ fn export_never_clears_what_another_host_may_be_writing() {
     let before = names_in(&dir);
     for other in [store(), several] {
         let mut model = state(2);
-        Filled { byte: 2, bytes: BYTES }.add_to(&mut model, "u");
+        held::add(&mut model, "u", Filled { byte: 2, bytes: BYTES });
         let error = other.export(&model, &dir).unwrap_err();
         assert_says(&error, &["model.safetensors.part", "remove"]);
         assert_eq!(names_in(&dir), before);

@@ -10,11 +10,11 @@ mod ranks;
 mod removal;
 mod saves;
 
-use common::held::{Filled, HeldUp};
-use common::{names_in, scratch, small_config, step_at};
+use common::held::{self, Filled, HeldUp};
+use common::{State, assert_undamaged, names_in, runtime, scratch, step_at, store};
 use ringstow::internals::sys::file_system::{Played, play};
-use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process};
-use ringstow::{Checkpoint, Pruning, RankShare, Session, StateDict, Store, Value};
+use ringstow::internals::sys::seam::{Call, Watch, fail_if, in_process};
+use ringstow::{Checkpoint, Pruning, StateDict, Value};
 use serde_json::value::RawValue;
 use std::path::{Path, PathBuf};
 
@@ -47,13 +47,10 @@ impl Hosts {
         let played = play(root.path(), name, options);
         let shared = root.path().canonicalize().unwrap();
         // Each save and clean-up is another host's: it sees no lock that is not passed on.
-        let no_flock = in_process(move |_, call, on| {
+        let no_flock = in_process(fail_if(ENOLCK, move |call, on| {
             let passed = passes_locks && on.ends_with(LOCK);
-            match call == Call::Lock && on.starts_with(&shared) && !passed {
-                true => Outcome::Fail(ENOLCK),
-                false => Outcome::Pass,
-            }
-        });
+            call == Call::Lock && on.starts_with(&shared) && !passed
+        }));
         Self { root, _played: played, _no_flock: no_flock }
     }
 
@@ -62,22 +59,16 @@ impl Hosts {
     }
 }
 
-fn store() -> Store {
-    Store::new(small_config()).unwrap()
-}
-
 fn state(seed: u8) -> StateDict<'static> {
-    let mut state = StateDict::new();
+    let mut state = held::only(Filled { byte: seed, bytes: BYTES });
     state.value("step", i64::from(seed));
-    Filled { byte: seed, bytes: BYTES }.add_to(&mut state, "t");
     state
 }
 
 #[track_caller]
 fn assert_holds(dir: &Path, seed: u8) {
     assert_eq!(step_at(dir), i64::from(seed));
-    let report = ringstow::verify(dir).unwrap();
-    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    assert_undamaged(&runtime(), dir);
     assert_eq!(ringstow::load(dir).unwrap().tensor("t").unwrap().data(), [seed; BYTES]);
 }
 
@@ -109,11 +100,6 @@ fn tree() -> Box<RawValue> {
 
 /// Saves a checkpoint of two ranks that each save by themselves.
 fn save_each_rank(dir: &Path) {
-    for rank in 0..2 {
-        let part_of = RankShare { rank, ranks: 2, save: "a".into() };
-        let part = dir.join(format!("rank0000{rank}"));
-        let session = Session::begin(&part, 1, &small_config()).unwrap().rank_share(part_of);
-        let receipt = store().write_rank(&state(1), 0, &part).unwrap().0;
-        session.commit(vec![receipt], tree()).unwrap();
-    }
+    let state = State::new(1, &[BYTES]);
+    (0..2).for_each(|rank| state.save_alone((rank, 2), "a", &runtime(), dir));
 }

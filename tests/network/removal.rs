@@ -1,12 +1,12 @@
 //! Removals and clean-ups.
 
 use crate::common::held::HeldUp;
-use crate::common::names_in;
+use crate::common::{below, names_in};
 use crate::{ALONE, Hosts, LOCK, assert_holds, assert_nothing_else, save_each_rank, state, store};
-use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
+use ringstow::internals::sys::seam::{Call, Outcome, fail_if, on_thread};
 use ringstow::{Disposal, Error, RetainOptions};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 #[test]
 fn clean_up_leaves_what_another_host_may_be_writing() {
@@ -63,10 +63,9 @@ fn killed_removal_is_finished_on_request() {
 fn removal_that_does_not_know_its_files_says_so_unless_a_lock_keeps_out_other_hosts() {
     const EIO: i32 = 5;
     let unread = || {
-        on_thread(|_, call, on| match call == Call::Read && on.ends_with("manifest.json.retired") {
-            true => Outcome::Fail(EIO),
-            false => Outcome::Pass,
-        })
+        let is_meant =
+            |call, on: &Path| call == Call::Read && on.ends_with("manifest.json.retired");
+        on_thread(fail_if(EIO, is_meant))
     };
     let hosts = Hosts::without_locks();
     store().save(&state(1), hosts.dir()).unwrap();
@@ -148,19 +147,6 @@ fn refused_removal_leaves_no_lock_file_in_a_directory_that_is_no_checkpoint() {
     assert!(hosts.dir().join(LOCK).exists());
 }
 
-/// All paths in a directory.
-fn all_in(dir: &Path) -> Vec<PathBuf> {
-    let mut all = Vec::new();
-    for name in names_in(dir) {
-        let path = dir.join(name);
-        if path.is_dir() {
-            all.extend(all_in(&path));
-        }
-        all.push(path);
-    }
-    all
-}
-
 #[test]
 fn dry_runs_create_nothing() {
     let hosts = Hosts::with_locks();
@@ -173,17 +159,15 @@ fn dry_runs_create_nothing() {
     let manifest = root.join("step-3/rank00000/manifest.json");
     fs::rename(&manifest, manifest.with_extension("json.retired")).unwrap();
     // A host on whose own disk they are has saved them.
-    all_in(root)
-        .iter()
-        .filter(|path| path.ends_with(LOCK))
-        .for_each(|path| fs::remove_file(path).unwrap());
-    let before = all_in(root);
+    let locks = below(root).into_iter().filter(|path| path.ends_with(LOCK));
+    locks.for_each(|path| fs::remove_file(path).unwrap());
+    let before = below(root);
     let plan = store().retain_plan(root, &RetainOptions::new(1)).unwrap();
     assert_eq!((plan.removed.len(), plan.left.len()), (3, 0), "{plan:?}");
-    assert_eq!(all_in(root), before);
+    assert_eq!(below(root), before);
     let plan = store().prune_plan(root).unwrap();
     assert_eq!(plan.removed, [root.join("step-3")]);
-    assert_eq!(all_in(root), before);
+    assert_eq!(below(root), before);
 }
 
 #[test]
@@ -196,7 +180,7 @@ fn prune_alone_finishes_the_removal_of_rank_checkpoints_in_one_run() {
     fs::write(part.join("rank00000-0.g6.safetensors.part"), "killed").unwrap();
     let swept = store().prune_with(hosts.root.path(), ALONE).unwrap();
     assert_eq!((&swept.removed, swept.left.len()), (&vec![dir.clone()], 0), "{swept:?}");
-    assert!(!dir.exists(), "{:?}", all_in(&dir));
+    assert!(!dir.exists());
 }
 
 #[test]

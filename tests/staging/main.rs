@@ -58,13 +58,11 @@ fn size_of_the_pool_bounds_background_saves_too() {
 #[cfg(debug_assertions)] // the seam exists in these builds only
 #[test]
 fn where_it_is_not_known_what_is_available_a_save_has_what_any_save_has() {
-    use ringstow::internals::sys::seam::{Outcome, in_process};
+    use ringstow::internals::sys::seam::{fail_if, in_process};
     let (root, _alone) = (scratch(), PROC.write());
     let store = Store::new(no_disk(9)).unwrap();
-    let _watch = in_process(|_, _, path| match path.starts_with("/proc/meminfo") {
-        true => Outcome::Fail(nix::libc::EACCES),
-        false => Outcome::Pass,
-    });
+    let is_meant = |_, path: &std::path::Path| path.starts_with("/proc/meminfo");
+    let _watch = in_process(fail_if(nix::libc::EACCES, is_meant));
     let handle =
         store.save_async(State::new(1, &[LARGE]).into_save(), root.path().join("a")).unwrap();
     let is_staged = handle.wait_staged(Some(Duration::from_secs(2)));

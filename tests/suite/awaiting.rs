@@ -2,11 +2,11 @@
 //!
 //! A case that blocked its executor would not end, since what it waits for is another task's to do.
 
-use crate::common::held::{Filled, Held};
-use crate::common::{noise, scratch, small_config, step_at};
+use crate::common::held::{self, Filled, Held, made};
+use crate::common::{noise, scratch, small_config, step_at, store};
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveHandle, Source, StateDict, Store,
-    TensorInfo, load_async,
+    Checkpoint, Config, Error, LoadOptions, Runtime, SaveHandle, Source, StateDict, Store,
+    load_async,
 };
 use std::future::{Future, poll_fn};
 use std::io::{BufRead, BufReader, Read};
@@ -18,12 +18,8 @@ use std::sync::mpsc::Sender;
 use std::task::Poll;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-fn save_async(
-    state: StateDict<'static>,
-    path: impl AsRef<Path>,
-    config: &Config,
-) -> ringstow::Result<SaveHandle> {
-    Store::new(config.clone())?.save_async(state, path)
+fn save_async(state: StateDict<'static>, path: impl AsRef<Path>) -> SaveHandle {
+    store().save_async(state, path).unwrap()
 }
 
 /// Runs each case under each executor.
@@ -69,11 +65,9 @@ under_each_executor! {
 /// Bytes of a tensor: many blocks.
 const BYTES: usize = 100_000;
 
-fn bytes(name: &str, source: impl Source + 'static) -> StateDict<'static> {
-    let mut state = StateDict::new();
-    let shape = vec![source.nbytes()];
-    let info = TensorInfo { name: name.into(), dtype: Dtype::U8, shape };
-    state.source(info, Box::new(source)).value("step", 7);
+fn state(source: impl Source + 'static) -> StateDict<'static> {
+    let mut state = held::only(source);
+    state.value("step", 7);
     state
 }
 
@@ -84,8 +78,7 @@ fn held_save(path: &Path) -> (SaveHandle, UnboundedReceiver<()>, Sender<()>) {
     let (held, go_on) = Held::new(filled, move || {
         let _ = asked.send(());
     });
-    let state = bytes("t", held);
-    (save_async(state, path, &small_config()).unwrap(), begun, go_on)
+    (save_async(state(held), path), begun, go_on)
 }
 
 /// Polls a future once, and finds it pending.
@@ -98,7 +91,7 @@ async fn what_was_saved_is_loaded() {
     let root = scratch();
     let path = root.path().join("ckpt");
     let data = noise(1, BYTES);
-    let saving = save_async(bytes("t", data.clone()), &path, &small_config()).unwrap();
+    let saving = save_async(state(data.clone()), &path);
     assert_eq!(saving.await.unwrap().tensor_bytes, BYTES as u64);
     let loaded = load_async(&path).unwrap().await.unwrap();
     assert!(loaded.tensor("t").unwrap().data() == data);
@@ -107,23 +100,22 @@ async fn what_was_saved_is_loaded() {
 async fn some_tensors_are_loaded_by_name_and_into_memory_that_is_there() {
     let root = scratch();
     let (a, b) = (noise(1, BYTES), noise(2, 5000));
-    let mut state = bytes("a", a.clone());
-    let info = TensorInfo { name: "b".into(), dtype: Dtype::U8, shape: vec![5000] };
-    state.source(info, Box::new(b.clone()));
-    save_async(state, root.path().join("ckpt"), &small_config()).unwrap().await.unwrap();
+    let mut state = state(a.clone());
+    held::add(&mut state, "b", b.clone());
+    save_async(state, root.path().join("ckpt")).await.unwrap();
 
     let checkpoint = Arc::new(Checkpoint::open(root.path().join("ckpt")).unwrap());
     let _runtime = Runtime::shared(&small_config()).unwrap();
     let options = LoadOptions::default();
     let named = checkpoint.load_names_async(["b"], options.verify).unwrap();
-    let into = vec![("a".to_owned(), vec![0; BYTES])];
+    let into = vec![("t".to_owned(), vec![0; BYTES])];
     let filling = checkpoint.load_into_async(into, options.verify).unwrap();
     let job = filling.job().clone();
     let (filled, report) = filling.await.unwrap();
     assert!(filled[0].1 == a);
     assert_eq!(job.progress().total, report.read_bytes);
     let named = named.await.unwrap();
-    assert!(named.tensor("b").unwrap().data() == b && named.tensor("a").is_none());
+    assert!(named.tensor("b").unwrap().data() == b && named.tensor("t").is_none());
 }
 
 async fn two_saves_at_once_are_both_awaited() {
@@ -132,9 +124,7 @@ async fn two_saves_at_once_are_both_awaited() {
     begun.recv().await.unwrap();
     // The first can end only after the second has.
     let first = tokio::spawn(first);
-    let second =
-        save_async(bytes("t", noise(2, BYTES)), root.path().join("second"), &small_config());
-    second.unwrap().await.unwrap();
+    save_async(state(noise(2, BYTES)), root.path().join("second")).await.unwrap();
     drop(go_on);
     first.await.unwrap().unwrap();
     assert_eq!((step_at(&root.path().join("first")), step_at(&root.path().join("second"))), (7, 7));
@@ -166,24 +156,15 @@ async fn staging_is_awaited_by_another_task() {
 }
 
 async fn a_save_that_fails_is_never_staged_and_gives_its_error() {
-    struct Panics;
-    impl Source for Panics {
-        fn nbytes(&self) -> u64 {
-            10
-        }
-        fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
-            panic!("no such tensor");
-        }
-    }
     let root = scratch();
-    let saving = save_async(bytes("t", Panics), root.path().join("ckpt"), &small_config()).unwrap();
+    let panics = made(10, |_, _| panic!("no such tensor"));
+    let saving = save_async(state(panics), root.path().join("ckpt"));
     assert!(!saving.until_staged().await);
     let error = saving.await.unwrap_err();
     assert!(matches!(error, Error::Panicked { .. }), "{error:?}");
     assert!(error.to_string().contains("panicked"), "{error}");
     let bad = Config { queue_depth: 0, ..Config::default() };
-    let refused = save_async(StateDict::new(), root.path(), &bad);
-    assert!(matches!(refused, Err(Error::Invalid { .. })));
+    assert!(matches!(Store::new(bad), Err(Error::Invalid { .. })));
 }
 
 async fn a_cancelled_save_says_so() {
@@ -269,7 +250,7 @@ fn a_process_ends_only_after_the_saves_whose_handles_it_dropped() {
 fn dropped_handle_cancels_its_load() {
     let root = scratch();
     let path = root.path().join("ckpt");
-    save_async(bytes("t", noise(1, BYTES)), &path, &small_config()).unwrap().result().unwrap();
+    save_async(state(noise(1, BYTES)), &path).result().unwrap();
     let loading = load_async(&path).unwrap();
     let job = loading.job().clone();
     drop(loading);
@@ -281,7 +262,7 @@ fn result_that_was_taken_already_is_an_error_and_no_panic() {
     let root = scratch();
     let mut state = StateDict::new();
     state.value("step", 1);
-    let handle = save_async(state, root.path().join("ckpt"), &small_config()).unwrap();
+    let handle = save_async(state, root.path().join("ckpt"));
     handle.wait(None);
     assert!(handle.take().unwrap().is_ok());
     let error = handle.result().unwrap_err();

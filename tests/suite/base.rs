@@ -7,7 +7,9 @@ mod races;
 mod ranks;
 mod refused;
 
-use crate::common::{State, load_all, names_in, noise, runtime};
+use crate::common::{
+    State, assert_undamaged, load_all, names_in, noise, runtime, shards_in, small_config,
+};
 use ringstow::{Base, Checkpoint, Config, Result, Runtime, SaveReport, StateDict};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -38,7 +40,7 @@ impl Run {
 
     /// A run of these steps.
     fn of(steps: std::ops::RangeInclusive<i64>) -> Self {
-        let run = Self::new(crate::common::small_config());
+        let run = Self::new(small_config());
         for step in steps.clone() {
             run.save(step, run.base(step, *steps.start())).unwrap();
         }
@@ -81,9 +83,7 @@ impl Run {
         for step in steps {
             let dir = self.at(step);
             state(step).assert_at(&self.runtime, &dir);
-            let verified =
-                ringstow::internals::store::verify(&self.runtime, &dir, &Arc::default()).unwrap();
-            assert!(verified.damage.is_empty(), "{:?}", verified.damage);
+            assert_undamaged(&self.runtime, &dir);
             crate::common::assert_no_litter(&dir);
         }
     }
@@ -91,8 +91,12 @@ impl Run {
 
 /// The inode of each shard.
 fn inodes(dir: &Path) -> Vec<u64> {
-    let names = names_in(dir).into_iter().filter(|name| name.ends_with(".safetensors"));
-    names.map(|name| fs::metadata(dir.join(name)).unwrap().ino()).collect()
+    shards_in(dir).iter().map(|path| fs::metadata(path).unwrap().ino()).collect()
+}
+
+/// The file of a checkpoint that the next save links.
+fn stable(dir: &Path) -> PathBuf {
+    shards_in(dir).into_iter().max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap()
 }
 
 /// How many shards of two checkpoints are one file.

@@ -7,7 +7,7 @@ mod removal;
 mod top;
 
 use crate::common::flip;
-use ringstow::{Config, Disposal, Dtype, RankShare, StateDict, Store, Value};
+use ringstow::{Config, Disposal, Dtype, StateDict, Value};
 use serde_json::{Value as Json, json};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};

@@ -1,11 +1,9 @@
 //! A checkpoint that has copies: what is missing or damaged in one is read from another.
 
+use crate::common::{flip, held, shards_in};
 use ringstow::internals::store::claim;
-use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Loaded, StateDict, Store, TensorInfo,
-};
+use ringstow::{Checkpoint, Config, Error, LoadOptions, Loaded, StateDict, Store};
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const BYTES: usize = 3 << 20;
@@ -30,9 +28,7 @@ impl Tiers {
     fn save(&self, seed: u8) {
         let mut state = StateDict::new();
         for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
-            let info =
-                TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
-            state.source(info, Box::new(bytes_of(seed + number as u8)));
+            held::add(&mut state, name, bytes_of(seed + number as u8));
         }
         let config = Config { tiers: Vec::new(), ..self.store.config().clone() };
         Store::new(config).unwrap().save(&state, self.here()).unwrap();
@@ -55,22 +51,6 @@ fn bytes_of(seed: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at / 4096) as u8 ^ seed).collect()
 }
 
-/// The shards of a directory, in order.
-fn shards(dir: &Path) -> Vec<PathBuf> {
-    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut shards: Vec<PathBuf> =
-        files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect();
-    shards.sort();
-    shards
-}
-
-fn flip(file: &Path, offset: u64) {
-    let file = fs::File::options().read(true).write(true).open(file).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
-}
-
 fn check(loaded: &Loaded) {
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
         assert_eq!(loaded.tensor(name).unwrap().data(), bytes_of(1 + number as u8), "{name}");
@@ -80,7 +60,7 @@ fn check(loaded: &Loaded) {
 #[test]
 fn each_damaged_chunk_is_read_from_the_copy_that_has_it() {
     let tiers = Tiers::new();
-    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    let (here, there) = (shards_in(&tiers.here()), shards_in(&tiers.there()));
     assert!(here.len() > 1 && here.len() == there.len());
     flip(&here[0], 100 << 10);
     flip(&there[0], 2500 << 10);
@@ -101,7 +81,7 @@ fn each_damaged_chunk_is_read_from_the_copy_that_has_it() {
 #[test]
 fn missing_and_cut_files_are_read_from_the_copy() {
     let tiers = Tiers::new();
-    let here = shards(&tiers.here());
+    let here = shards_in(&tiers.here());
     fs::remove_file(&here[0]).unwrap();
     fs::File::options().write(true).open(&here[1]).unwrap().set_len(1 << 20).unwrap();
     assert!(Checkpoint::open(tiers.here()).is_err(), "without tiers");
@@ -113,7 +93,7 @@ fn missing_and_cut_files_are_read_from_the_copy() {
 #[test]
 fn what_is_removed_after_the_open_is_read_from_the_copy() {
     let remove: [fn(&Path); 3] = [
-        |here| fs::remove_file(&shards(here)[0]).unwrap(),
+        |here| fs::remove_file(&shards_in(here)[0]).unwrap(),
         |here| drop(ringstow::remove(here, ringstow::Disposal::Remove).unwrap()),
         |here| {
             ringstow::remove(here, ringstow::Disposal::Remove).unwrap();
@@ -197,7 +177,7 @@ fn checkpoint_of_another_run_is_never_loaded_instead() {
 #[test]
 fn cut_file_is_read_as_far_as_it_goes() {
     let tiers = Tiers::new();
-    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    let (here, there) = (shards_in(&tiers.here()), shards_in(&tiers.there()));
     let bytes = fs::metadata(&here[0]).unwrap().len();
     fs::File::options().write(true).open(&here[0]).unwrap().set_len(bytes - 1).unwrap();
     flip(&there[0], 100 << 10);
@@ -209,8 +189,7 @@ fn slimmed_checkpoint_is_read_from_a_copy_that_is_not() {
     let tiers = Tiers::new();
     let mut state = StateDict::new();
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
-        let info = TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
-        state.source(info, Box::new(bytes_of(1 + number as u8)));
+        held::add(&mut state, name, bytes_of(1 + number as u8));
     }
     state.droppable("a");
     let alone = Store::new(Config::default()).unwrap();
@@ -218,7 +197,7 @@ fn slimmed_checkpoint_is_read_from_a_copy_that_is_not() {
     alone.save(&state, &here).unwrap();
     alone.promote(&here, &there, ringstow::Promotion::default()).unwrap();
     alone.slim(&here, &["a".into()]).unwrap();
-    flip(&shards(&here)[0], 100 << 10);
+    flip(&shards_in(&here)[0], 100 << 10);
     let loaded = tiers.store.load(&here).unwrap();
     assert_eq!(loaded.tensor("c").unwrap().data(), bytes_of(3));
     assert!(loaded.tensor("a").is_none());
@@ -227,7 +206,7 @@ fn slimmed_checkpoint_is_read_from_a_copy_that_is_not() {
 #[test]
 fn only_chunks_that_no_copy_has_are_damaged() {
     let tiers = Tiers::new();
-    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    let (here, there) = (shards_in(&tiers.here()), shards_in(&tiers.there()));
     flip(&here[0], 100 << 10);
     flip(&there[0], 100 << 10);
     flip(&here[0], 2500 << 10);
@@ -239,7 +218,7 @@ fn only_chunks_that_no_copy_has_are_damaged() {
 #[test]
 fn what_no_copy_has_is_an_error_of_the_checkpoint_itself() {
     let tiers = Tiers::new();
-    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    let (here, there) = (shards_in(&tiers.here()), shards_in(&tiers.there()));
     flip(&here[0], 100 << 10);
     flip(&there[0], 200 << 10); // the same checksum chunk
     match tiers.load() {
@@ -259,7 +238,7 @@ fn what_no_copy_has_is_an_error_of_the_checkpoint_itself() {
 fn nothing_is_read_from_another_checkpoint_of_the_same_name() {
     let tiers = Tiers::new();
     tiers.save(9); // the copy is older
-    flip(&shards(&tiers.here())[0], 100 << 10);
+    flip(&shards_in(&tiers.here())[0], 100 << 10);
     assert!(matches!(tiers.load(), Err(Error::Corrupt { .. })));
 }
 

@@ -4,9 +4,8 @@ mod refused;
 
 use crate::common::{
     SIZES, State, assert_says, flip, load_error, names_in, runtime, saved, scratch, shard_of,
-    small_config,
+    small_config, verify,
 };
-use ringstow::internals::store::verify;
 use ringstow::{
     Checkpoint, Config, Damage, DamagedTensor, Error, LoadOptions, Loaded, OnCorrupt, OpenOptions,
     Runtime, Target,
@@ -97,7 +96,7 @@ fn verify_names_file_range_and_tensors_of_each_damage() {
     }
     assert!(!report.damaged_tensors().contains(&&*weight(2)));
     let error = load_error(&dir);
-    assert_says(&error, &["in tensor"]);
+    assert_says(&error, &["crc32 of checksum chunk", "rank00000-0.safetensors", "in tensor"]);
     let Error::Corrupt { tensors, .. } = error else { panic!("{error}") };
     assert!(!tensors.is_empty());
 }
@@ -235,7 +234,7 @@ fn missing_file_loses_its_tensors_alone() {
         fs::remove_file(&path).unwrap();
         flip(&other, begin + 4096);
 
-        let report = verify(&runtime, &dir, &Arc::default()).unwrap();
+        let report = verify(&runtime, &dir).unwrap();
         assert_eq!(report.damage.len(), 2, "{:?}", report.damage);
         let missing = report.damage.iter().find(|damage| damage.file == path).unwrap();
         assert_eq!((missing.offset, &*missing.got), (0, "no such file"));

@@ -14,7 +14,7 @@ fn error_of(path: &Path) -> Error {
 fn save(path: PathBuf) -> PathBuf {
     let mut state = StateDict::new();
     state.value("step", 1);
-    ringstow::Store::new(small_config()).unwrap().save(&state, &path).unwrap();
+    store().save(&state, &path).unwrap();
     path
 }
 
@@ -54,6 +54,7 @@ fn a_save_where_a_file_is_says_so_and_leaves_the_file() {
     let said = ["`model.pt` in this path is a file", "choose another directory"];
     assert_says(&save(&file.join("run/step-1")), &said);
     assert_eq!(fs::read(&file).unwrap(), b"PK\x03\x04");
+    assert_eq!(names_in(root.path()), ["model.pt"]);
 }
 
 #[test]
@@ -197,8 +198,16 @@ fn files_are_named_with_what_reads_them() {
 
 #[test]
 fn shards_without_a_manifest_differ_from_no_checkpoint() {
-    let root = directory(&[("rank00000-0.safetensors", b"x")]);
-    assert_says(&error_of(root.path()), &["rank00000-0.safetensors", "is the commit"]);
+    let cases = [
+        ("rank00000-0.safetensors", ["rank00000-0.safetensors is a shard", "is the commit"]),
+        ("rank00000-0.safetensors.part", ["in progress or was killed", "ringstow prune"]),
+    ];
+    for (shard, words) in cases {
+        let root = directory(&[(shard, b"x")]);
+        let error = error_of(root.path());
+        assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
+        assert_says(&error, &words);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How two checkpoints differ, whatever their layouts: by checksums where these decide, and by bytes elsewhere.
 
-use crate::common::{SIZES, State, flip, runtime, scratch, shard_of, small_config};
+use crate::common::{SIZES, State, flip, runtime, scratch, shard_of, small_config, store};
 use ringstow::internals::store::diff;
 use ringstow::{Checkpoint, Config, DiffReport, Dtype, Error, Runtime, StateDict};
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ fn names_types_shapes_and_values_are_compared() {
     other.bytes("shape", Dtype::U8, &[6, 4], &bytes).unwrap();
     other.bytes("dtype", Dtype::I32, &[6], &bytes).unwrap();
     other.value("lr", 0.2).value("same", "text");
-    let store = ringstow::Store::new(small_config()).unwrap();
+    let store = store();
     store.save(&one, &a).unwrap();
     store.save(&other, &b).unwrap();
     let report = compare(&a, &b, true);
@@ -142,7 +142,7 @@ fn export_is_compared_tensor_by_tensor() {
     state.save(&runtime(), &a).unwrap();
     let export = |state: &State| {
         let _ = std::fs::remove_dir_all(&b);
-        let store = ringstow::Store::new(small_config()).unwrap();
+        let store = store();
         store.export(&state.model().unwrap(), &b).unwrap();
     };
     export(&state);

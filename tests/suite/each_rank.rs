@@ -5,30 +5,13 @@ mod removal;
 
 use crate::common::{State, assert_says, runtime, scratch, step_at};
 use ringstow::internals::format::names;
-use ringstow::{
-    Checkpoint, Dtype, Error, Found, OpenOptions, RankShare, Session, StateDict, Status, Store,
-    Value, latest, verify,
-};
+use ringstow::{Checkpoint, Error, Found, OpenOptions, Status, Store, latest, verify};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Saves one rank's share, as a rank does that talks to no other.
 fn save_part(whole: &Path, rank: u32, ranks: u32, save: &str) {
-    let part_of = RankShare { rank, ranks, save: save.into() };
-    save_part_as(whole, rank, part_of);
-}
-
-fn save_part_as(whole: &Path, rank: u32, part_of: RankShare) {
-    let (dir, runtime) = (part(whole, rank), runtime());
-    let data = vec![rank as u8; 9000];
-    let mut state = StateDict::new();
-    state.bytes("w", Dtype::U8, &[9000], &data).unwrap();
-    let session = Session::begin(&dir, 1, runtime.config()).unwrap().rank_share(part_of);
-    let (receipt, _) =
-        ringstow::internals::store::write_rank(&runtime, &state, 0, &dir, &Arc::default()).unwrap();
-    let step = Value::Dict(vec![(Value::from("step"), Value::Int(i64::from(rank)))]);
-    session.commit(vec![receipt], step.to_json().unwrap()).unwrap();
+    State::new(i64::from(rank), &[9000]).save_alone((rank, ranks), save, &runtime(), whole);
 }
 
 fn part(whole: &Path, rank: u32) -> PathBuf {

@@ -4,20 +4,21 @@
 
 use crate::common::{SIZES, State, runtime, scratch, small_config};
 use ringstow::internals::store;
-use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, Error, Pruning, RankShare, RetainOptions, Runtime, Store};
+use ringstow::internals::sys::seam::{Call, fail_if, on_thread};
+use ringstow::{Config, Disposal, Error, Pruning, RetainOptions, Runtime};
 use std::path::{Path, PathBuf};
 
-/// Removes a checkpoint, and lets no call pass from the removal of its directory on, as if the process had been killed.
-fn remove_but_the_directory(dir: &Path, config: &Config) {
-    let (mut is_dead, last) = (false, dir.to_path_buf());
-    let watch = on_thread(move |_, call, on| {
+/// Removes a checkpoint, and lets no call pass from the removal of a directory of it on, as if the process had been
+/// killed.
+fn remove_up_to(left: &Path, dir: &Path, config: &Config) {
+    let (mut is_dead, last) = (false, left.to_path_buf());
+    let watch = on_thread(fail_if(nix::libc::EIO, move |call, on| {
         is_dead |= call == Call::RemoveDir && on == last;
-        if is_dead { Outcome::Fail(nix::libc::EIO) } else { Outcome::Pass }
-    });
+        is_dead
+    }));
     let _ = store::remove_checkpoint(dir, Disposal::Remove, config);
     drop(watch);
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(left).unwrap().count(), 0);
 }
 
 /// A run with a removed checkpoint whose directory is left, and with an empty directory of the user's.
@@ -26,7 +27,7 @@ fn left(runtime: &Runtime) -> (tempfile::TempDir, PathBuf, PathBuf) {
     let [dir, own] = ["step-1", "step-2"].map(|name| root.path().join(name));
     State::new(1, &SIZES).save(runtime, &dir).unwrap();
     std::fs::create_dir(&own).unwrap();
-    remove_but_the_directory(&dir, runtime.config());
+    remove_up_to(&dir, &dir, runtime.config());
     (root, dir, own)
 }
 
@@ -78,15 +79,9 @@ fn save_uses_it() {
 fn directory_of_rank_checkpoints_goes_too() {
     let (root, runtime) = (scratch(), runtime());
     let dir = root.path().join("step-1");
-    for rank in 0..2 {
-        let part = dir.join(ringstow::rank_dir(rank));
-        let share = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Store::found().unwrap().begin(&part, 1).unwrap().rank_share(share);
-        let state = State::new(1, &SIZES);
-        let receipt = state.write_share((0, 1), &runtime, &part).unwrap();
-        session.commit(vec![receipt], state.tree()).unwrap();
-    }
-    remove_but_the_directory(&dir, runtime.config());
+    let state = State::new(1, &SIZES);
+    (0..2).for_each(|rank| state.save_alone((rank, 2), "a", &runtime, &dir));
+    remove_up_to(&dir, &dir, runtime.config());
     store::prune(root.path(), runtime.config()).unwrap();
     assert!(!dir.exists());
 }
@@ -98,14 +93,7 @@ fn stripe_directory_goes_too() {
     let dir = root.path().join("step-1");
     State::new(1, &SIZES).save(&Runtime::new(config.clone()).unwrap(), &dir).unwrap();
     let stripe = disk.path().join("step-1");
-    let (mut is_dead, last) = (false, stripe.clone());
-    let watch = on_thread(move |_, call, on| {
-        is_dead |= call == Call::RemoveDir && on == last;
-        if is_dead { Outcome::Fail(nix::libc::EIO) } else { Outcome::Pass }
-    });
-    let _ = store::remove_checkpoint(&dir, Disposal::Remove, &config);
-    drop(watch);
-    assert_eq!(std::fs::read_dir(&stripe).unwrap().count(), 0);
+    remove_up_to(&stripe, &dir, &config);
     store::prune(root.path(), &config).unwrap();
     assert!(!stripe.exists() && !dir.exists());
 }

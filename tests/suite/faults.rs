@@ -2,14 +2,15 @@
 //! cannot it reports, and the earlier checkpoint is there as before. `tests/each_call` has every call that fails.
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
+use crate::common::held::{self, made};
 use crate::common::{
     ENGINES, State, assert_no_litter, assert_says, engine, errno, fault_seeds, load_all, names_in,
-    scratch, small_config, step_at,
+    scratch, small_config, step_at, store, verify,
 };
 use fake_engines::{Faults, Faulty, Twist, Twisted};
 use nix::libc::{EINVAL, EIO, ENOSPC};
 use ringstow::internals::engine::{Completion, Engine};
-use ringstow::internals::sys::seam::{Call, Outcome, Watch, fail_nth, in_process};
+use ringstow::internals::sys::seam::{Call, Watch, fail_if, fail_nth, in_process};
 use ringstow::{Config, Error, Runtime, Switch};
 use std::cell::RefCell;
 use std::io;
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::Duration;
 
 /// Empty, tiny, odd, around a block, many blocks.
@@ -107,8 +108,7 @@ fn short_and_reordered_transfers_change_no_byte() {
             let state = State::new(seed as i64, &SIZES);
             state.save(&runtime, &path).unwrap_or_else(|e| panic!("seed {seed}, {name}: {e}"));
             state.assert_at(&runtime, &path);
-            let report =
-                ringstow::internals::store::verify(&runtime, &path, &Arc::default()).unwrap();
+            let report = verify(&runtime, &path).unwrap();
             assert!(report.damage.is_empty(), "seed {seed}, {name}: {:?}", report.damage);
             assert_no_litter(&path);
         }
@@ -173,11 +173,11 @@ const DIRECT_MODES: u64 = if cfg!(all(target_os = "linux", feature = "uring")) {
 /// Refuses the trial writes with O_DIRECT.
 fn refuse_direct(below: &Path) -> Watch {
     let (below, mut writes) = (below.to_path_buf(), 0);
-    in_process(move |_, call, on| {
+    in_process(fail_if(EINVAL, move |call, on| {
         let is_write = call == Call::WriteBlock && on.starts_with(&below);
         writes += u64::from(is_write);
-        if is_write && writes <= DIRECT_MODES { Outcome::Fail(EINVAL) } else { Outcome::Pass }
-    })
+        is_write && writes <= DIRECT_MODES
+    }))
 }
 
 #[test]
@@ -309,29 +309,16 @@ fn an_engine_that_cannot_be_built_is_an_error() {
     });
 }
 
-/// A tensor whose memory is gone: its source panics after some bytes.
-struct Torn(usize);
-
-impl ringstow::Source for Torn {
-    fn nbytes(&self) -> u64 {
-        200_000
-    }
-    fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        assert!(offset < self.0, "a panic on purpose, which this test is about");
-        to.fill(7);
-        Ok(())
-    }
-}
-
 #[test]
 fn a_panicking_tensor_fails_its_save_alone() {
     let scene = Scene::new();
     let save = |path: &Path| {
-        let mut state = ringstow::StateDict::new();
-        let dtype = ringstow::Dtype::U8;
-        let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
-        state.source(info, Box::new(Torn(60_000)));
-        ringstow::Store::new(small_config()).unwrap().save_async(state, path).unwrap()
+        let torn = made(200_000, |offset, to| {
+            assert!(offset < 60_000, "a panic on purpose, which this test is about");
+            to.fill(7);
+            Ok(())
+        });
+        store().save_async(held::only(torn), path).unwrap()
     };
     for path in [&scene.old, &scene.fresh] {
         let handle = save(path);
@@ -346,13 +333,6 @@ fn a_panicking_tensor_fails_its_save_alone() {
     assert_eq!(step_at(&scene.old), 3);
 }
 
-/// Panics on every thread but the one that saves, which waits until such a thread has ended.
-struct Elsewhere {
-    saver: ThreadId,
-    ended: Arc<OnceLock<()>>,
-    reads: Arc<AtomicU64>,
-}
-
 /// Says that its thread has ended, when that drops what is its own.
 struct Ends(Arc<OnceLock<()>>);
 
@@ -364,34 +344,25 @@ impl Drop for Ends {
 
 thread_local!(static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) });
 
-impl ringstow::Source for Elsewhere {
-    fn nbytes(&self) -> u64 {
-        200_000
-    }
-    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        if thread::current().id() != self.saver {
-            ENDS.set(Some(Ends(self.ended.clone())));
-            panic!("a panic elsewhere, on purpose");
-        }
-        self.ended.wait();
-        self.reads.fetch_add(1, Relaxed);
-        to.fill(7);
-        Ok(())
-    }
-}
-
 #[test]
 fn panic_on_another_thread_reaches_the_caller() {
     let scene = Scene::new();
     let (path, reads) = (scene.old.clone(), Arc::new(AtomicU64::new(0)));
     let counted = reads.clone();
     let panic = must_end(move || {
-        let mut state = ringstow::StateDict::new();
-        let dtype = ringstow::Dtype::U8;
-        let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
-        let (saver, ended) = (thread::current().id(), Arc::default());
-        state.source(info, Box::new(Elsewhere { saver, ended, reads: counted }));
-        let save = || ringstow::Store::new(small_config()).unwrap().save(&state, &path);
+        let (saver, ended) = (thread::current().id(), Arc::<OnceLock<()>>::default());
+        // The thread that saves waits until another has ended.
+        let state = held::only(made(200_000, move |_, to| {
+            if thread::current().id() != saver {
+                ENDS.set(Some(Ends(ended.clone())));
+                panic!("a panic elsewhere, on purpose");
+            }
+            ended.wait();
+            counted.fetch_add(1, Relaxed);
+            to.fill(7);
+            Ok(())
+        }));
+        let save = || store().save(&state, &path);
         catch_unwind(AssertUnwindSafe(save)).unwrap_err()
     });
     assert_eq!(panic.downcast_ref(), Some(&"a panic elsewhere, on purpose"));
@@ -401,31 +372,19 @@ fn panic_on_another_thread_reaches_the_caller() {
 
 #[test]
 fn a_cancelled_save_leaves_the_old_checkpoint() {
-    /// Cancels its own save in the middle: a moment that needs no clock.
-    struct Cancels(Arc<std::sync::OnceLock<ringstow::SaveHandle>>);
-    impl ringstow::Source for Cancels {
-        fn nbytes(&self) -> u64 {
-            200_000
-        }
-        fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
+    let scene = Scene::new();
+    for path in [&scene.old, &scene.fresh] {
+        let cell = Arc::<OnceLock<ringstow::SaveHandle>>::default();
+        let own = cell.clone();
+        // It cancels its own save in the middle: a moment that needs no clock.
+        let cancels = made(200_000, move |offset, to| {
             if offset > 100_000 {
-                while self.0.get().is_none() {
-                    std::thread::yield_now();
-                }
-                self.0.get().unwrap().cancel();
+                own.wait().cancel();
             }
             to.fill(7);
             Ok(())
-        }
-    }
-    let scene = Scene::new();
-    for path in [&scene.old, &scene.fresh] {
-        let cell = Arc::new(std::sync::OnceLock::new());
-        let mut state = ringstow::StateDict::new();
-        let dtype = ringstow::Dtype::U8;
-        let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
-        state.source(info, Box::new(Cancels(cell.clone())));
-        let handle = ringstow::Store::new(small_config()).unwrap().save_async(state, path).unwrap();
+        });
+        let handle = store().save_async(held::only(cancels), path).unwrap();
         assert!(cell.set(handle).is_ok());
         let watched = cell.clone();
         must_end(move || watched.get().unwrap().wait(None));

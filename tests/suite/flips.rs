@@ -4,7 +4,6 @@
 #![cfg(unix)]
 
 use crate::common::*;
-use ringstow::internals::store::verify;
 use ringstow::{Config, Dtype, Loaded, OpenOptions, Runtime, StateDict, Value};
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -62,7 +61,7 @@ fn flip_at(runtime: &Runtime, dir: &Path, file: &Path, at: u64, bit: u8, whole: 
     let place = format!("bit {bit} of byte {at} of {}", file.display());
     let name = file.file_name().unwrap().to_str().unwrap();
     let loaded = load(runtime, dir);
-    let verified = verify(runtime, dir, &Arc::default());
+    let verified = verify(runtime, dir);
     let outcome = match (loaded, verified) {
         (Err(error), verified) => {
             assert!(error.to_string().contains(name), "{place}: the error names no file: {error}");

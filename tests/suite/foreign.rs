@@ -180,9 +180,7 @@ fn the_files_that_from_pretrained_takes_are_read() {
     };
     let taken = || {
         let opened = OpenOptions::new().foreign(true).open(root.path()).unwrap();
-        let loaded = opened
-            .load_names(["w"], LoadOptions::default().on(&runtime(), &Arc::default()))
-            .unwrap();
+        let loaded = opened.load_names(["w"], on(&runtime())).unwrap();
         loaded.tensor("w").unwrap().as_slice::<u16>().unwrap()[0]
     };
     put("model.fp16.safetensors", 1);

@@ -6,15 +6,14 @@
 //! readers still understand them. `python/tests/test_format.py` does the same for what only Python writes.
 #![cfg(unix)]
 
-use crate::common::{scratch, sealed, small_config};
+use crate::common::{below, on, scratch, sealed, small_config, store};
 use ringstow::{
-    Checkpoint, Config, Dtype, Item, LoadOptions, OpenOptions, RankShare, Region, Runtime, Session,
-    StateDict, TensorInfo, Value,
+    Checkpoint, Config, Dtype, Item, OpenOptions, RankShare, Region, Runtime, Session, StateDict,
+    Store, TensorInfo, Value,
 };
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 const STORED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/format/v1-0.1.0");
 
@@ -103,16 +102,13 @@ fn cases() -> Vec<Case> {
         }),
         Case::new("default-blocks", |case, root| case.save_as(root, &Config::default())),
         Case::new("saved-again", |case, root| {
-            ringstow::Store::new(small_config())
-                .unwrap()
-                .save(&StateDict::new(), root.join("c"))
-                .unwrap();
+            store().save(&StateDict::new(), root.join("c")).unwrap();
             case.save_as(root, &small_config());
         }),
         Case::new("step", |case, root| {
             let mut state = case.state();
             state.step(12);
-            ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
+            store().save(&state, root.join("c")).unwrap();
         }),
         Case::new("metrics", |case, root| {
             let mut state = case.state();
@@ -120,12 +116,12 @@ fn cases() -> Vec<Case> {
             let not_finite =
                 [("nan", f64::NAN), ("inf", f64::INFINITY), ("-inf", f64::NEG_INFINITY)];
             state.step(12).metrics(metrics.into_iter().chain(not_finite)).unwrap();
-            ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
+            store().save(&state, root.join("c")).unwrap();
         }),
         Case::new("hashes", |case, root| {
             let mut state = case.state();
             state.base(ringstow::Base::none());
-            ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
+            store().save(&state, root.join("c")).unwrap();
         }),
         dtypes(),
         values(),
@@ -204,7 +200,7 @@ fn save_object(case: &Case, root: &Path) {
     let info = TensorInfo { name: "opaque".into(), dtype: Dtype::U8, shape: vec![11] };
     let item = Item { info, region: None, object: true };
     state.item(item, Box::new(b"some object".to_vec()));
-    ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
+    store().save(&state, root.join("c")).unwrap();
 }
 
 /// Two ranks: each has every other tensor and its rows of the last one.
@@ -219,11 +215,7 @@ fn save_ranks(case: &Case, root: &Path) {
             state.bytes(&tensor.name, tensor.dtype, &tensor.shape, &tensor.bytes).unwrap();
         }
         rows(&mut state, shared, half * rank, half);
-        ringstow::Store::new(small_config())
-            .unwrap()
-            .write_rank(&state, rank as u32, &dir)
-            .unwrap()
-            .0
+        store().write_rank(&state, rank as u32, &dir).unwrap().0
     };
     session.commit(vec![write(0), write(1)], case.tree()).unwrap();
 }
@@ -243,8 +235,7 @@ fn save_rank_share(case: &Case, root: &Path, rank: u32) {
     let session = Session::begin(&dir, 1, &small_config()).unwrap().rank_share(part_of);
     let mut state = case.state();
     rows(&mut state, &tensor("shared", Dtype::U8, &[4000]), 2000 * rank as usize, 1500);
-    let (receipt, _) =
-        ringstow::Store::new(small_config()).unwrap().write_rank(&state, 0, &dir).unwrap();
+    let (receipt, _) = store().write_rank(&state, 0, &dir).unwrap();
     session.commit(vec![receipt], case.tree()).unwrap();
 }
 
@@ -258,31 +249,16 @@ fn export(case: &Case, root: &Path, shard_bytes: u64) {
         let info = TensorInfo { name: name.clone(), dtype: *dtype, shape: shape.clone() };
         state.source(info, Box::new(bytes.clone()));
     }
-    let config = Config { shard_bytes, ..small_config() };
-    ringstow::Store::new(config.clone())
-        .unwrap()
-        .export_async(state, root.join("c"))
-        .unwrap()
-        .result()
-        .unwrap();
+    let store = Store::new(Config { shard_bytes, ..small_config() }).unwrap();
+    store.export_async(state, root.join("c")).unwrap().result().unwrap();
 }
 
 /// Every file below a directory, by its path there.
 fn files_in(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut left = vec![root.to_path_buf()];
-    while let Some(dir) = left.pop() {
-        for entry in fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                left.push(path);
-            } else {
-                let name = path.strip_prefix(root).unwrap().to_path_buf();
-                found.insert(name, settled(&path, root));
-            }
-        }
-    }
-    found
+    let files = below(root).into_iter().filter(|path| path.is_file());
+    let named =
+        |path: PathBuf| (path.strip_prefix(root).unwrap().to_path_buf(), settled(&path, root));
+    files.map(named).collect()
 }
 
 /// A file with what changes from save to save set to what it is in the stored ones: the directory that
@@ -348,9 +324,7 @@ fn stored_checkpoints_load_with_their_values() {
         };
         let names = case.tensors.iter().map(|tensor| &tensor.name);
         let runtime = Runtime::new(config).unwrap();
-        let loaded = checkpoint
-            .load_names(names, LoadOptions::default().on(&runtime, &Arc::default()))
-            .unwrap();
+        let loaded = checkpoint.load_names(names, on(&runtime)).unwrap();
         for tensor in &case.tensors {
             let view = loaded.tensor(&tensor.name).unwrap();
             let (dtype, shape) = (view.dtype(), view.shape().to_vec());

@@ -2,7 +2,7 @@
 #![cfg(unix)]
 
 use crate::common::*;
-use nix::libc;
+use ringstow::internals::store;
 use ringstow::{Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Target, Value};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -12,62 +12,14 @@ use std::sync::Arc;
 // ---- paths that hold no checkpoint ----
 
 #[test]
-fn a_path_that_is_a_file_is_refused_and_the_file_kept() {
-    let root = scratch();
-    let file = root.path().join("weights");
-    fs::write(&file, "theirs").unwrap();
-    for path in [file.clone(), file.join("below")] {
-        let error = State::new(1, &SIZES).save(&runtime(), &path).unwrap_err();
-        assert_eq!(errno(&error), Some(libc::ENOTDIR), "{error}");
-        assert_says(&error, &["weights"]);
-        assert_eq!(errno(&load_error(&path)), Some(libc::ENOTDIR));
-    }
-    assert_eq!(fs::read(&file).unwrap(), b"theirs");
-    assert_eq!(names_in(root.path()), ["weights"]);
-}
-
-#[test]
-fn a_path_where_nothing_is_says_so() {
-    let root = scratch();
-    assert_eq!(errno(&load_error(&root.path().join("gone"))), Some(libc::ENOENT));
-}
-
-#[test]
-fn a_directory_without_manifest_is_incomplete() {
-    let root = scratch();
-    let error = load_error(root.path());
-    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
-    assert_says(&error, &["manifest.json", "nothing was saved here"]);
-
-    let (_root, dir) = saved();
-    fs::rename(shard_of(&dir), dir.join("rank00000-0.safetensors.part")).unwrap();
-    fs::remove_file(dir.join("manifest.json")).unwrap();
-    let error = load_error(&dir);
-    assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
-    assert_says(&error, &["in progress or was killed", "ringstow prune"]);
-}
-
-#[test]
 fn an_empty_state_dict_is_a_checkpoint_like_any_other() {
     let root = scratch();
     let dir = root.path().join("empty");
-    ringstow::Store::new(small_config()).unwrap().save(&StateDict::new(), &dir).unwrap();
+    store().save(&StateDict::new(), &dir).unwrap();
     assert_eq!(load_all(&runtime(), &dir).unwrap().tensors().count(), 0);
     assert_eq!(Checkpoint::open(&dir).unwrap().state().unwrap(), Value::Dict(vec![]));
     assert!(ringstow::verify(&dir).unwrap().damage.is_empty());
     assert_no_litter(&dir);
-}
-
-#[test]
-fn two_tensors_of_one_name_are_refused_first() {
-    let root = scratch();
-    let dir = root.path().join("ckpt");
-    let mut state = StateDict::new();
-    state.bytes("w", Dtype::U8, &[1], &[1]).unwrap().bytes("w", Dtype::U8, &[1], &[2]).unwrap();
-    let error = ringstow::Store::new(small_config()).unwrap().save(&state, &dir).unwrap_err();
-    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
-    assert_says(&error, &["\"w\""]);
-    assert!(!dir.exists());
 }
 
 #[test]
@@ -111,46 +63,6 @@ fn shard_of_another_length_is_corrupt() {
 }
 
 #[test]
-fn a_missing_shard_is_incomplete_and_named() {
-    let (_root, dir) = saved();
-    fs::remove_file(shard_of(&dir)).unwrap();
-    let error = load_error(&dir);
-    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
-    assert_says(&error, &["rank00000-0.safetensors", "missing"]);
-    // `None` would let a trainer begin anew beside it.
-    let error = ringstow::latest(dir.parent().unwrap()).unwrap_err();
-    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
-}
-
-#[test]
-fn flipped_bit_in_a_shard_is_found_with_its_block() {
-    let (_root, dir) = saved();
-    let path = shard_of(&dir);
-    let bytes = fs::metadata(&path).unwrap().len();
-    let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    // The header's length, its JSON, its padding, the first and last byte of data, and in between.
-    let header = 4096;
-    for (at, bit) in [0, 9, header - 1, header, header + 7000, bytes - 1].into_iter().zip(0..) {
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[byte[0] ^ (1 << bit)], at).unwrap();
-
-        let report = ringstow::internals::store::verify(&runtime(), &dir, &Arc::default()).unwrap();
-        assert_eq!(report.damage.len(), 1, "byte {at}");
-        assert_eq!(report.damage[0].offset, at / 4096 * 4096);
-        assert_eq!(report.damage[0].file, path);
-        if at >= header {
-            let error = load_error(&dir);
-            let Error::Corrupt { offset, .. } = &error else { panic!("{error:?}") };
-            assert_eq!(*offset, at / 4096 * 4096);
-            assert_says(&error, &["crc32 of checksum chunk", "rank00000-0.safetensors"]);
-        }
-        file.write_all_at(&byte, at).unwrap();
-    }
-    State::new(1, &SIZES).assert_at(&runtime(), &dir);
-}
-
-#[test]
 fn damaged_block_fails_only_the_tensors_in_it() {
     let (_root, dir) = saved();
     let checkpoint = Checkpoint::open(&dir).unwrap();
@@ -160,7 +72,7 @@ fn damaged_block_fails_only_the_tensors_in_it() {
     let runtime = runtime();
     let load = |name: &str, to: &mut [u8]| {
         let targets = [(name, Target::new(to))];
-        checkpoint.load_into(&targets, LoadOptions::default().on(&runtime, &Arc::default()))
+        checkpoint.load_into(&targets, on(&runtime))
     };
     let mut to = vec![0xAA; 12_288];
     assert!(matches!(load("layer.2.weight", &mut to), Err(Error::Corrupt { .. })));
@@ -172,33 +84,6 @@ fn damaged_block_fails_only_the_tensors_in_it() {
     let loaded =
         checkpoint.load_names(["layer.2.weight"], unchecked.on(&runtime, &Arc::default())).unwrap();
     assert_eq!(&loaded.tensor("layer.2.weight").unwrap().data()[5000..5003], b"rot");
-}
-
-#[test]
-fn shard_that_is_not_a_regular_file_is_refused() {
-    type Make = fn(&Path);
-    let make: [(&str, Make); 3] = [
-        ("link", |path| {
-            let elsewhere = path.with_file_name("../elsewhere");
-            fs::rename(path, &elsewhere).unwrap();
-            symlink(elsewhere, path).unwrap();
-        }),
-        ("pipe", |path| {
-            fs::remove_file(path).unwrap();
-            nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        }),
-        ("directory", |path| {
-            fs::remove_file(path).unwrap();
-            fs::create_dir(path).unwrap();
-        }),
-    ];
-    for (what, put) in make {
-        let (_root, dir) = saved();
-        put(&shard_of(&dir));
-        let error = load_error(&dir);
-        assert!(matches!(error, Error::Format { .. }), "{what}: {error:?}");
-        assert_says(&error, &["rank00000-0.safetensors", "not a regular file"]);
-    }
 }
 
 #[test]
@@ -225,13 +110,11 @@ fn load_reads_blocks_larger_than_its_buffers() {
     state.save(&Runtime::new(config).unwrap(), root.path()).unwrap();
     let runtime = runtime();
     state.assert_at(&runtime, root.path());
-    let report =
-        ringstow::internals::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
-    assert!(report.damage.is_empty());
+    assert_undamaged(&runtime, root.path());
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let mut to = vec![0; 3_000_000];
     let targets = [("layer.0.weight", Target::new(&mut to))];
-    checkpoint.load_into(&targets, LoadOptions::default().on(&runtime, &Arc::default())).unwrap();
+    checkpoint.load_into(&targets, on(&runtime)).unwrap();
     assert_eq!(to, state.tensors[0].1);
 }
 
@@ -259,9 +142,7 @@ fn index_of_endless_length_is_refused_unread() {
     fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
-    let error =
-        ringstow::internals::store::export(&runtime(), &state, root.path(), &Arc::default())
-            .unwrap_err();
+    let error = store::export(&runtime(), &state, root.path(), &Arc::default()).unwrap_err();
     assert_says(&error, &["index.json.part", "1099511627776 bytes"]);
 }
 
@@ -277,7 +158,6 @@ fn a_pipe_in_the_place_of_a_file_holds_nobody_up() {
     pipe(&model.join("model.safetensors.index.json.part"));
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
-    let error = ringstow::internals::store::export(&runtime(), &state, &model, &Arc::default())
-        .unwrap_err();
+    let error = store::export(&runtime(), &state, &model, &Arc::default()).unwrap_err();
     assert_says(&error, &["model.safetensors.index.json.part", "not a regular file"]);
 }

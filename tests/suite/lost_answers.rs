@@ -4,7 +4,7 @@
 #![cfg(all(debug_assertions, target_os = "linux"))] // the seam exists in these builds only
 
 use crate::common::place::{Place, SIZES, WAYS};
-use crate::common::{State, assert_says, names_in, scratch, small_config, step_with};
+use crate::common::{State, assert_says, names_in, scratch, small_config, step_with, store};
 use nix::libc::{EIO, ENOENT, ETIMEDOUT};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
@@ -82,7 +82,7 @@ fn save_does_not_take_a_manifest_of_another_program_for_its_own() {
             if only_new {
                 state.only_new();
             }
-            Store::new(small_config()).unwrap().save(&state, to)
+            store().save(&state, to)
         };
         save(1, &other, false).unwrap();
         let theirs = other.join("manifest.json");

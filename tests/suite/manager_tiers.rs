@@ -2,10 +2,12 @@
 
 mod evict;
 
+use crate::common::held::{self, Filled};
+use crate::common::shards_in;
 use crate::common::warnings::Warnings;
 use ringstow::{
-    CheckpointManager, Config, Disposal, Dtype, Error, OnDamage, Restored, Retention, Slim,
-    StateDict, Store, TensorInfo, Tiers,
+    CheckpointManager, Config, Disposal, Error, OnDamage, Restored, Retention, Slim, StateDict,
+    Store, Tiers,
 };
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -47,9 +49,7 @@ impl Disks {
 }
 
 fn save(manager: &mut CheckpointManager, step: u64, value: u8) {
-    let mut state = StateDict::new();
-    let info = TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![9000] };
-    state.source(info, Box::new(vec![value; 9000]));
+    let state = held::only(Filled { byte: value, bytes: 9000 });
     manager.save_async(step, state, [("loss", 1.0)]).unwrap();
 }
 
@@ -58,7 +58,7 @@ fn restored(manager: &CheckpointManager) -> Restored {
 }
 
 fn value(restored: &Restored) -> u8 {
-    restored.loaded.tensor("w").unwrap().data()[0]
+    restored.loaded.tensor("t").unwrap().data()[0]
 }
 
 fn steps_in(dir: &Path) -> Vec<u64> {
@@ -306,12 +306,7 @@ fn latest_and_best_look_at_all_places() {
     assert_eq!(manager.best("loss", ringstow::Direction::Min).unwrap().unwrap().path, newest);
     for step in [1, 2] {
         let path = disks.shared().join(format!("step-{step:08}"));
-        for entry in fs::read_dir(path).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_some_and(|ending| ending == "safetensors") {
-                fs::remove_file(path).unwrap();
-            }
-        }
+        shards_in(&path).iter().for_each(|shard| fs::remove_file(shard).unwrap());
     }
     manager.latest().expect_err("training must not begin anew");
 }

@@ -1,11 +1,11 @@
 //! Nodes that share no directory: each commits the same checkpoint with the files of its own ranks.
 
-use crate::common::{names_in, noise, small_config, some_calls};
+use crate::common::{names_in, no_values, noise, small_config, some_calls, store};
 use ringstow::internals::{
     format::{Node, names, receipt::merge},
     store::{NodeSession, adopt, list, node_id, prune, verify},
 };
-use ringstow::{Checkpoint, Dtype, Error, Job, Left, Runtime, StateDict, Status, Value};
+use ringstow::{Checkpoint, Dtype, Error, Job, Left, Runtime, StateDict, Status};
 use serde_json::value::RawValue;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl Nodes {
             let bytes = noise(seed + u64::from(rank), 20_000);
             let mut state = StateDict::new();
             state.bytes(format!("own.{rank}"), Dtype::U8, &[20_000], &bytes).unwrap();
-            let store = ringstow::Store::new(small_config()).unwrap();
+            let store = store();
             store.write_rank(&state, rank, &dirs[rank as usize]).unwrap().0
         });
         let nodes = [0, 1].map(|rank| {
@@ -78,7 +78,7 @@ impl Nodes {
 }
 
 fn tree() -> Box<RawValue> {
-    Value::Dict(Vec::new()).to_json().unwrap()
+    no_values()
 }
 
 fn manifest_in(dir: &Path) -> Vec<u8> {
@@ -179,7 +179,7 @@ fn prepare_refuses_the_receipts_of_another_node() {
 mod each_call {
     use super::*;
     use nix::libc::EIO;
-    use ringstow::internals::sys::seam::{Outcome, on_thread};
+    use ringstow::internals::sys::seam::{Outcome, nth, on_thread};
 
     /// Whichever call fails on one node, it has one checkpoint or the other, whole.
     #[test]
@@ -188,10 +188,7 @@ mod each_call {
             let nodes = Nodes::new();
             nodes.save(1).unwrap();
             let [mut mine, mut other] = nodes.prepared(2).unwrap();
-            let watch = on_thread(move |number, _, _| match number == n {
-                true => Outcome::Fail(EIO),
-                false => Outcome::Pass,
-            });
+            let watch = on_thread(nth(n, Outcome::Fail(EIO)));
             let done = mine.commit();
             if done.is_ok() {
                 mine.end();

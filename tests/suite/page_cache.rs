@@ -2,19 +2,18 @@
 #![cfg(all(debug_assertions, target_os = "linux"))] // the seam exists in these builds only
 
 use crate::common::{
-    SIZES, State, flip, load_all, load_error, runtime, saved, shard_of, small_config,
+    SIZES, State, assert_undamaged, flip, load_all, load_error, runtime, saved, shard_of,
+    small_config,
 };
 use nix::libc::ENOSYS;
-use ringstow::internals::store::verify;
 use ringstow::internals::sys::file::drop_page_cache;
-use ringstow::internals::sys::seam::{Call, Outcome, in_process};
+use ringstow::internals::sys::seam::{Call, Outcome, fail_if, in_process};
 use ringstow::{
     Checkpoint, Config, Error, LoadOptions, LoadReport, OnCorrupt, Runtime, Switch, Target,
 };
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Bytes of the tensors: many blocks of [`small_config`], so that the kernel's readahead cannot take all.
 const LARGE: [usize; 3] = [3_000_000, 5000, 1_000_001];
@@ -116,18 +115,15 @@ fn direct_on_reads_the_disk() {
 fn load_is_right_where_the_kernel_does_not_say_what_the_page_cache_holds() {
     let (_root, dir) = saved();
     let below = dir.clone();
-    let refusing = in_process(move |_, call, on| match call == Call::PageCache {
-        true if on.starts_with(&below) => Outcome::Fail(ENOSYS),
-        _ => Outcome::Pass,
-    });
+    let is_meant = move |call, on: &Path| call == Call::PageCache && on.starts_with(&below);
+    let _refusing = in_process(fail_if(ENOSYS, is_meant));
     assert_eq!(loaded(&runtime(), &dir, &State::new(1, &SIZES)).cached_bytes, 0);
-    drop(refusing);
 }
 
 #[test]
 fn verify_reads_the_medium() {
     let (_root, dir) = saved();
-    let verify = || assert!(verify(&runtime(), &dir, &Arc::default()).unwrap().damage.is_empty());
+    let verify = || assert_undamaged(&runtime(), &dir);
     let (asked, read) = counted(&dir, verify);
     assert!(asked == 0 && read > 1, "{asked}, {read}");
     // So does the search that a load begins with if it skips what is damaged.

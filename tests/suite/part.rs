@@ -19,7 +19,7 @@ fn saved(dir: &Path) {
     state.slice("m", &[6, 4], &matrix).unwrap();
     let group = Value::Dict(vec![("lr".into(), 0.1.into()), ("a.b".into(), 3.into())]);
     state.value("step", 1000).value("groups", vec![group]);
-    ringstow::Store::new(small_config()).unwrap().save(&state, dir).unwrap();
+    store().save(&state, dir).unwrap();
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn slices_are_saved_as_what_they_are() {
     let mut state = StateDict::new();
     state.slice("h", &[3], &halves).unwrap().slice("b", &[1, 2], &bytes).unwrap();
     assert!(matches!(state.slice("x", &[4], &halves), Err(Error::Invalid { .. })));
-    ringstow::Store::new(small_config()).unwrap().save(&state, root.path()).unwrap();
+    store().save(&state, root.path()).unwrap();
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let loaded = checkpoint.load(["h"]).unwrap();
     assert_eq!(loaded.tensor("h").unwrap().as_slice::<half::bf16>().unwrap(), halves);
@@ -89,11 +89,7 @@ fn a_part_of_what_several_ranks_wrote_is_put_together() {
         let info = TensorInfo { name: "m".into(), dtype: Dtype::U32, shape: vec![3, 4] };
         let region = Region { shape: vec![6, 4], offsets: vec![u64::from(rank) * 3, 0] };
         state.region(info, region, Box::new(bytes));
-        ringstow::Store::new(small_config())
-            .unwrap()
-            .write_rank(&state, rank, root.path())
-            .unwrap()
-            .0
+        store().write_rank(&state, rank, root.path()).unwrap().0
     });
     let receipts = receipts.collect();
     session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap();

@@ -1,11 +1,12 @@
 //! Checkpoints at paths that are no Unicode, which no path has to be.
 #![cfg(target_os = "linux")] // elsewhere a file system may refuse them
 
-use crate::common::{SIZES, State, assert_no_litter, assert_says, runtime, scratch, small_config};
+use crate::common::{
+    SIZES, State, assert_no_litter, assert_says, on, runtime, scratch, small_config, verify,
+};
 use ringstow::internals::store;
 use ringstow::{
-    Config, Disposal, LoadOptions, OpenOptions, Runtime, SaveReport, StateDict, Store, prune,
-    retain,
+    Config, Disposal, OpenOptions, Runtime, SaveReport, StateDict, Store, prune, retain,
 };
 use serde_json::{json, to_value};
 use std::ffi::OsStr;
@@ -37,7 +38,7 @@ fn reports_of_paths_that_are_not_utf_8_become_json() {
     assert_eq!(to_value(&loaded.report).unwrap()["path"], json!(format!("{told}/step-1")));
 
     crate::common::flip(&crate::common::shard_of(&first), 5000);
-    let checked = to_value(store::verify(&runtime, &first, &Default::default()).unwrap()).unwrap();
+    let checked = to_value(verify(&runtime, &first).unwrap()).unwrap();
     let file = format!("{told}/step-1/rank00000-0.safetensors");
     assert_eq!(checked["damage"][0]["file"], json!(file));
 
@@ -87,10 +88,10 @@ fn checkpoint_whose_path_is_not_utf_8_is_not_striped() {
     let marker = json!({ "checkpoint": dir.to_string_lossy() });
     fs::write(companion.join("companion.json"), marker.to_string()).unwrap();
     fs::write(companion.join("rank00000-7.safetensors"), "another's").unwrap();
-    ringstow::internals::store::prune(&root, &config).unwrap();
+    store::prune(&root, &config).unwrap();
     let opened = OpenOptions::of(&config).open(&dir).unwrap();
     let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
-    opened.load_names(names, LoadOptions::default().on(&striped, &Default::default())).unwrap();
+    opened.load_names(names, on(&striped)).unwrap();
     assert!(companion.join("rank00000-7.safetensors").exists());
 }
 

@@ -1,9 +1,10 @@
 //! The staging memory of saves and loads: each takes only what it needs, and none waits forever for some.
 
-use crate::common::{State, engine, load_all, load_opened, rig, scratch, small_config};
+use crate::common::held::{self, made};
+use crate::common::{State, engine, load_all, load_opened, rig, scratch, small_config, verify};
 use fake_engines::{AtOnce, Twist, Twisted};
 use ringstow::internals::engine::{Completion, Engine, Op};
-use ringstow::{Checkpoint, Config, Dtype, Error, Runtime, Source, StateDict, Switch, TensorInfo};
+use ringstow::{Checkpoint, Config, Error, Runtime, Switch};
 use std::io;
 use std::sync::{Arc, Barrier};
 
@@ -34,21 +35,6 @@ impl Twist for Hoards {
 /// Bytes of a block that takes a while to get memory for.
 const LARGE: usize = 2 << 20;
 
-/// Three blocks, of which two are read at the same moment: who has read them goes for the last one then.
-struct Together(Barrier);
-
-impl Source for Together {
-    fn nbytes(&self) -> u64 {
-        3 * LARGE as u64 - 4096 // with the header
-    }
-    fn read(&self, offset: usize, _: &mut [u8]) -> ringstow::Result<()> {
-        if offset == 0 || offset == LARGE - 4096 {
-            self.0.wait();
-        }
-        Ok(())
-    }
-}
-
 #[test]
 fn fillers_racing_for_the_last_block_take_one_buffer() {
     let root = scratch();
@@ -60,10 +46,15 @@ fn fillers_racing_for_the_last_block_take_one_buffer() {
         let (block_bytes, pool_bytes) = (LARGE as u64, 8 * LARGE as u64);
         let two = Config { fillers: 2, block_bytes, pool_bytes, ..Config::default() };
         let runtime = Runtime::with_engine(two, Arc::new(build)).unwrap();
-        let mut state = StateDict::new();
-        let info =
-            TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 * LARGE as u64 - 4096] };
-        state.source(info, Box::new(Together(Barrier::new(2))));
+        // Three blocks, with the header, of which two are read at the same moment: who has read them goes for the
+        // last one then.
+        let both = Barrier::new(2);
+        let state = held::only(made(3 * LARGE - 4096, move |offset, _| {
+            if offset == 0 || offset == LARGE - 4096 {
+                both.wait();
+            }
+            Ok(())
+        }));
         let path = root.path().join(round.to_string());
         let report =
             ringstow::internals::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
@@ -80,7 +71,7 @@ fn no_load_takes_more_buffers_than_it_has_blocks() {
     State::new(1, &[3 * 4096]).save(&crate::common::runtime(), &path).unwrap();
     for _ in 0..100 {
         let runtime = Runtime::new(config()).unwrap();
-        let report = ringstow::internals::store::verify(&runtime, &path, &Arc::default()).unwrap();
+        let report = verify(&runtime, &path).unwrap();
         let used = runtime.pool().unwrap().used();
         assert!(used <= report.blocks, "{used} buffers to read {} blocks", report.blocks);
     }

@@ -140,19 +140,16 @@ fn copies_of_one_checkpoint_by_several_at_once_are_one_copy() {
 mod each_call {
     use super::*;
     use nix::libc::{EINVAL, EIO, ENOSPC};
-    use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process};
+    use ringstow::internals::sys::seam::{Call, Watch, fail_if, in_process};
 
     /// Has the n-th call on the shared disk fail; returns whether there were so many.
     fn fail(disks: &Disks, n: u64, errno: i32, copy: impl FnOnce()) -> bool {
         let (shared, mut calls) = (disks.root.path().join("shared"), 0);
         let there = shared.clone();
-        let watch = in_process(move |_, _, on| {
+        let watch = in_process(fail_if(errno, move |_, on| {
             calls += u64::from(on.starts_with(&shared));
-            match on.starts_with(&shared) && calls == n {
-                true => Outcome::Fail(errno),
-                false => Outcome::Pass,
-            }
-        });
+            on.starts_with(&shared) && calls == n
+        }));
         copy();
         watch.take().iter().filter(|(_, on)| on.starts_with(&there)).count() as u64 >= n
     }
@@ -160,14 +157,11 @@ mod each_call {
     /// Has writes on the shared disk fail with a number, from the `from`-th to the `to`-th.
     fn fail_writes(disks: &Disks, (from, to): (u64, u64), errno: i32) -> Watch {
         let (shared, mut writes) = (disks.root.path().join("shared"), 0);
-        in_process(move |_, call, on| {
+        in_process(fail_if(errno, move |call, on| {
             let is_write = call == Call::Write && on.starts_with(&shared);
             writes += u64::from(is_write);
-            match is_write && (from..=to).contains(&writes) {
-                true => Outcome::Fail(errno),
-                false => Outcome::Pass,
-            }
-        })
+            is_write && (from..=to).contains(&writes)
+        }))
     }
 
     #[test]

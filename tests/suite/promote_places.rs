@@ -189,16 +189,12 @@ mod crashes {
     use super::*;
     use nix::libc::EIO;
     use ringstow::internals::format::names;
-    use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
+    use ringstow::internals::sys::seam::{Call, Watch, fail_if, on_thread};
 
     fn fail(of: Call, is_chosen: impl Fn(&str) -> bool + Send + 'static) -> Watch {
-        on_thread(move |_, call, on| {
-            let name = on.file_name().unwrap_or_default().to_string_lossy();
-            match call == of && is_chosen(&name) {
-                true => Outcome::Fail(EIO),
-                false => Outcome::Pass,
-            }
-        })
+        on_thread(fail_if(EIO, move |call, on| {
+            call == of && is_chosen(&on.file_name().unwrap_or_default().to_string_lossy())
+        }))
     }
 
     /// The second checkpoint has replaced the first, whose shards are still there.

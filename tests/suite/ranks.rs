@@ -1,11 +1,10 @@
 //! A checkpoint that several ranks write and one of them commits.
 
-use crate::common::{names_in, noise, small_config};
+use crate::common::held::{self, made};
+use crate::common::{names_in, no_values, noise, small_config, store};
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, Source, StateDict, Store,
-    TensorInfo, Value,
+    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, StateDict, Store, TensorInfo,
 };
-use serde_json::value::RawValue;
 use std::fs;
 use std::path::Path;
 
@@ -22,29 +21,13 @@ fn write(dir: &Path, rank: u32, world: u32, seed: u64) -> ringstow::Result<(Rece
     let region = Region { shape: vec![SHARED as u64], offsets: vec![from as u64] };
     state.region(info, region, Box::new(shared[from..from + rows].to_vec()));
     state.bytes(format!("own.{rank}"), Dtype::U8, &[5000], &own)?;
-    ringstow::Store::new(small_config()).unwrap().write_rank(&state, rank, dir)
-}
-
-/// A tensor whose bytes cannot be had.
-struct Unreadable;
-
-impl Source for Unreadable {
-    fn nbytes(&self) -> u64 {
-        3
-    }
-    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
-        Err(Error::Invalid { reason: "it cannot be read".into() })
-    }
-}
-
-fn tree() -> Box<RawValue> {
-    Value::Dict(Vec::new()).to_json().unwrap()
+    store().write_rank(&state, rank, dir)
 }
 
 fn save(dir: &Path, world: u32, seed: u64) {
     let session = Store::found().unwrap().begin(dir, world).unwrap();
     let receipts = (0..world).rev().map(|rank| write(dir, rank, world, seed).unwrap().0).collect();
-    session.commit(receipts, tree()).unwrap();
+    session.commit(receipts, no_values()).unwrap();
 }
 
 /// The bytes of a tensor, put together from its chunks' places in the files.
@@ -125,7 +108,7 @@ fn dead_rank_is_named_and_the_old_checkpoint_stays() {
     let session = Store::found().unwrap().begin(&dir, 2).unwrap();
     let receipt = write(&dir, 0, 2, 9).unwrap().0;
     assert_eq!(bytes_of(&dir, "shared"), noise(1, SHARED));
-    let error = session.commit(vec![receipt], tree()).unwrap_err();
+    let error = session.commit(vec![receipt], no_values()).unwrap_err();
     assert!(error.to_string().contains("2 ranks were to save"), "{error}");
     assert_eq!(bytes_of(&dir, "shared"), noise(1, SHARED));
     assert_eq!(names_in(&dir).len(), 3, "nothing of the failed save is left");
@@ -143,7 +126,7 @@ fn shards_the_coordinator_cannot_see_are_not_committed() {
     let of_rank_1 = |name: &String| name.starts_with("rank00001-0.safetensors.");
     let lost = names_in(here.path()).into_iter().find(of_rank_1).unwrap();
     fs::remove_file(here.path().join(lost)).unwrap();
-    let error = session.commit(receipts, tree()).unwrap_err().to_string();
+    let error = session.commit(receipts, no_values()).unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("shared file system"), "{error}");
     assert!(Checkpoint::open(here.path()).is_err());
 }
@@ -153,13 +136,13 @@ fn a_checkpoint_with_a_hole_is_no_commit() {
     let root = tempfile::tempdir().unwrap();
     let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let receipt = write(root.path(), 0, 2, 1).unwrap().0;
-    let error = session.commit(vec![receipt], tree()).unwrap_err().to_string();
+    let error = session.commit(vec![receipt], no_values()).unwrap_err().to_string();
     assert!(error.contains("\"shared\"") && error.contains("20000 of 40000"), "{error}");
 
     let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let receipt = write(root.path(), 0, 1, 1).unwrap().0;
     let names = ["own.0", "lost"].map(String::from);
-    let error = session.commit_names(vec![receipt], tree(), &names).unwrap_err();
+    let error = session.commit_names(vec![receipt], no_values(), &names).unwrap_err();
     assert!(matches!(&error, Error::Keys { missing, .. } if missing == &["lost"]), "{error}");
 }
 
@@ -178,7 +161,8 @@ fn a_receipt_of_a_save_that_was_given_up_is_no_commit() {
         if !rank_one_has_written {
             fs::remove_file(root.path().join("rank00001.done.part")).unwrap();
         }
-        let error = session.commit(vec![receipt, late.clone()], tree()).unwrap_err().to_string();
+        let error =
+            session.commit(vec![receipt, late.clone()], no_values()).unwrap_err().to_string();
         assert!(error.contains("receipt of rank 1") && error.contains("earlier save"), "{error}");
         assert!(Checkpoint::open(root.path()).is_err());
     }
@@ -196,7 +180,7 @@ fn a_rank_that_writes_again_takes_back_its_word() {
     assert!(
         ringstow::Store::new(config.clone()).unwrap().write_rank(&bad, 0, root.path()).is_err()
     );
-    let error = session.commit(vec![receipt], tree()).unwrap_err().to_string();
+    let error = session.commit(vec![receipt], no_values()).unwrap_err().to_string();
     assert!(error.contains("begun to write again"), "{error}");
 }
 
@@ -204,13 +188,10 @@ fn a_rank_that_writes_again_takes_back_its_word() {
 fn a_rank_without_tensors_writes_no_file() {
     let root = tempfile::tempdir().unwrap();
     let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
-    let idle = ringstow::Store::new(small_config())
-        .unwrap()
-        .write_rank(&StateDict::new(), 1, root.path())
-        .unwrap();
+    let idle = store().write_rank(&StateDict::new(), 1, root.path()).unwrap();
     assert_eq!((idle.0.files.len(), idle.1.file_bytes), (0, 0));
     let committed =
-        session.commit(vec![idle.0, write(root.path(), 0, 1, 1).unwrap().0], tree()).unwrap();
+        session.commit(vec![idle.0, write(root.path(), 0, 1, 1).unwrap().0], no_values()).unwrap();
     assert_eq!((committed.files, committed.tensors), (1, 2));
     assert_eq!(names_in(root.path()), ["manifest.json", "rank00000-0.safetensors"]);
 }
@@ -220,12 +201,8 @@ fn a_rank_that_fails_removes_its_own_part_only() {
     let root = tempfile::tempdir().unwrap();
     let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
     write(root.path(), 0, 2, 1).unwrap();
-    let mut bad = StateDict::new();
-    let info = TensorInfo { name: "x".into(), dtype: Dtype::U8, shape: vec![3] };
-    bad.source(info, Box::new(Unreadable));
-    assert!(
-        ringstow::Store::new(small_config()).unwrap().write_rank(&bad, 1, root.path()).is_err()
-    );
+    let bad = held::only(made(3, |_, _| Err(Error::invalid("it cannot be read"))));
+    assert!(store().write_rank(&bad, 1, root.path()).is_err());
     let shards = names_in(root.path()).into_iter().filter(|name| name.contains(".safetensors."));
     let shards: Vec<String> = shards.collect();
     assert!(shards.len() == 1 && shards[0].starts_with("rank00000-0."), "{shards:?}");

@@ -1,7 +1,7 @@
 //! Ranks that save through an exchange: every rank learns what becomes of the save.
 #![cfg(unix)]
 
-use crate::common::{names_in, scratch, small_config};
+use crate::common::{names_in, scratch, small_config, store};
 use ringstow::{
     Base, Committed, Config, Dtype, Error, Exchange, RanksSave, Region, StateDict, Store,
     TensorInfo,
@@ -99,7 +99,7 @@ fn state(rank: u32, step: u64) -> StateDict<'static> {
 type Ended = ringstow::Result<Option<Committed>>;
 
 fn save(path: &Path, state: impl Fn(u32) -> StateDict<'static> + Sync) -> Vec<Ended> {
-    let store = Store::new(small_config()).unwrap();
+    let store = store();
     ranks(|exchange| {
         let state = state(exchange.rank);
         let saving = RanksSave::begin(&store, state, path, exchange)?;
@@ -200,7 +200,9 @@ fn a_rank_that_cannot_write_fails_the_save_of_all_and_leaves_nothing() {
 #[test]
 fn other_ranks_stop_writing_once_one_has_given_up() {
     let dir = scratch();
-    let store = Store::new(Config { write_rate: 10, ..small_config() }).unwrap();
+    // A buffer for every block: the rank that gives up must not wait for one of those that the others hold.
+    let pool_bytes = 600 * 4096;
+    let store = Store::new(Config { write_rate: 10, pool_bytes, ..small_config() }).unwrap();
     for is_dropped in [false, true] {
         let path = dir.path().join("step-5");
         let outcomes = ranks(|exchange| {
@@ -277,7 +279,7 @@ fn move_all(from: &Path, to: &Path, which: impl Fn(&str) -> bool) {
 /// rank 0 was warned of.
 #[cfg(debug_assertions)]
 fn save_late(path: &Path, hidden: &Path, listings: usize) -> (Vec<Ended>, Vec<String>) {
-    let store = Store::new(small_config()).unwrap();
+    let store = store();
     let (tell, told) = channel();
     let outcomes = ranks(|exchange| {
         let rank = exchange.rank;
@@ -378,7 +380,7 @@ fn a_rank_that_goes_away_ends_the_save_of_the_others() {
     let dir = scratch();
     let path = dir.path().join("step-5");
     assert!(save(&path, |rank| state(rank, 4)).into_iter().all(|it| it.is_ok()));
-    let store = Store::new(small_config()).unwrap();
+    let store = store();
     let ended = ranks(|exchange| {
         let saving = RanksSave::begin(&store, state(exchange.rank, 5), &path, exchange)?;
         if exchange.rank == 2 {

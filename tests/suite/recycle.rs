@@ -2,11 +2,13 @@
 #![cfg(target_os = "linux")]
 
 use crate::common::{
-    State, assert_no_litter, assert_says, names_in, rig, runtime, small_config, step_at,
+    State, assert_no_litter, assert_says, names_in, no_values, rig, runtime, set_acl, shards_in,
+    small_config,
 };
+use ringstow::internals::store;
 use ringstow::{
-    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, RetainOptions, Runtime,
-    SaveReport, Status, Store, prune, remove, retain,
+    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, Runtime, SaveReport, Status,
+    Store, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;
@@ -30,8 +32,7 @@ fn at(root: &Path, step: i64) -> PathBuf {
 }
 
 fn shard(dir: &Path) -> PathBuf {
-    let names = names_in(dir);
-    dir.join(names.iter().find(|name| name.ends_with(".safetensors")).unwrap())
+    shards_in(dir).remove(0)
 }
 
 fn inode(path: &Path) -> u64 {
@@ -43,12 +44,12 @@ fn next_save_overwrites_a_removed_checkpoints_files() {
     let (root, runtime) = root(&[1]);
     let (first, second) = (at(root.path(), 1), at(root.path(), 2));
     let file = inode(&shard(&first));
-    let removed = ringstow::remove(&first, Disposal::Recycle).unwrap();
+    let removed = remove(&first, Disposal::Recycle).unwrap();
     assert_eq!((removed.recycled, first.exists()), (1, false));
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &second).unwrap();
     assert_eq!(report.recycled_bytes, report.file_bytes);
-    assert!(report.moved.fallbacks.iter().all(|f| f.kind != ringstow::FallbackKind::Recycling));
+    assert!(report.moved.fallbacks.iter().all(|f| f.kind != FallbackKind::Recycling));
     assert_eq!(inode(&shard(&second)), file);
     state.assert_at(&runtime, &second);
     assert_no_litter(&second);
@@ -81,31 +82,15 @@ fn shards_recycle_files_of_their_rank_and_number() {
         state.save_by_ranks(3, &runtime, &dir);
         state.assert_at(&runtime, &dir);
         let files = names_in(&dir).len() - 1;
-        assert_eq!(ringstow::remove(&dir, Disposal::Recycle).unwrap().recycled, files);
+        assert_eq!(remove(&dir, Disposal::Recycle).unwrap().recycled, files);
         assert_eq!(names_in(&root.path().join(RECYCLED_DIR)).len(), files);
     }
     // One rank, one shard: what five others left goes with the next retirement.
     let dir = at(root.path(), 9);
     let report = State::new(9, &[15_000]).save(&runtime, &dir).unwrap();
     assert!(report.recycled_bytes > 0);
-    ringstow::remove(&dir, Disposal::Recycle).unwrap();
+    remove(&dir, Disposal::Recycle).unwrap();
     assert_eq!(names_in(&root.path().join(RECYCLED_DIR)), ["rank00000-0.spare"]);
-}
-
-#[test]
-fn fresh_checkpoint_is_recycled_at_once() {
-    for engine in [EngineChoice::Auto, EngineChoice::Portable] {
-        let (root, _) = root(&[]);
-        let config = Config { engine, shard_bytes: 20_000, recycle: true, ..small_config() };
-        let (runtime, dir) = (Runtime::new(config).unwrap(), root.path().join("last"));
-        for step in 0..40 {
-            let state = State::new(step, &SIZES);
-            let report = state.save(&runtime, &dir).unwrap();
-            let all = if step < 2 { 0 } else { report.file_bytes };
-            assert_eq!(report.recycled_bytes, all, "{engine:?}, step {step}: {report:?}");
-            state.assert_at(&runtime, &dir);
-        }
-    }
 }
 
 /// Why a save has not written over old files.
@@ -165,23 +150,28 @@ fn a_replaced_file_with_a_hard_link_is_not_recycled_and_the_report_says_why() {
 
 #[test]
 fn recycle_alternates_between_two_file_sets() {
-    let (root, _) = root(&[]);
-    let dir = root.path().join("last");
-    let runtime = Runtime::new(Config { recycle: true, ..small_config() }).unwrap();
-    let mut inodes = Vec::new();
-    for step in 0..6 {
-        let state = State::new(step, &SIZES);
-        let report = state.save(&runtime, &dir).unwrap();
-        assert_eq!(report.recycled_bytes > 0, step >= 2, "save {step}");
-        state.assert_at(&runtime, &dir);
-        assert_no_litter(&dir);
-        inodes.push(inode(&shard(&dir)));
+    for engine in [EngineChoice::Auto, EngineChoice::Portable] {
+        let (root, _) = root(&[]);
+        let dir = root.path().join("last");
+        let config = Config { engine, shard_bytes: 20_000, recycle: true, ..small_config() };
+        let runtime = Runtime::new(config.clone()).unwrap();
+        let mut inodes = Vec::new();
+        for step in 0..10 {
+            let state = State::new(step, &SIZES);
+            let report = state.save(&runtime, &dir).unwrap();
+            let all = if step < 2 { 0 } else { report.file_bytes };
+            assert_eq!(report.recycled_bytes, all, "{engine:?}, step {step}: {report:?}");
+            state.assert_at(&runtime, &dir);
+            assert_no_litter(&dir);
+            inodes.push(inode(&shard(&dir)));
+        }
+        assert_ne!(inodes[8], inodes[9]);
+        assert_eq!(inodes[6..8], inodes[8..]);
+        // Not asked for: removed as ever, and the spare file is still taken.
+        let without = Runtime::new(Config { recycle: false, ..config }).unwrap();
+        State::new(9, &SIZES).save(&without, &dir).unwrap();
+        assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
     }
-    assert_ne!(inodes[4], inodes[5]);
-    assert_eq!([inodes[2], inodes[3]], [inodes[4], inodes[5]]);
-    // Not asked for: removed as ever, and the spare file is still taken.
-    State::new(9, &SIZES).save(&crate::common::runtime(), &dir).unwrap();
-    assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
 }
 
 #[test]
@@ -195,41 +185,6 @@ fn failed_save_over_a_recycled_file_leaves_nothing() {
     assert!(!at(root.path(), 3).exists());
     assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
     State::new(2, &SIZES).assert_at(&runtime, &at(root.path(), 2));
-}
-
-#[test]
-fn retain_keeps_the_newest_and_removes_only_loadable() {
-    let (root, runtime) = root(&[1, 2, 3, 10]);
-    let path = root.path();
-    fs::create_dir(path.join("step-11")).unwrap();
-    fs::write(path.join("step-11/rank00000-0.safetensors.part"), "half").unwrap();
-    fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
-    symlink("step-10", path.join("latest-99")).unwrap();
-    let plan = ringstow::internals::store::retain_plan(
-        path,
-        &RetainOptions { disposal: Disposal::Recycle, ..RetainOptions::new(2) },
-        &small_config(),
-    )
-    .unwrap();
-    let done = retain(path, 2, Disposal::Recycle).unwrap();
-    assert_eq!(plan, done);
-    assert_eq!(done.kept, [at(path, 3), at(path, 10)]);
-    assert_eq!(done.removed, [at(path, 1), at(path, 2)]);
-    let left: Vec<&Path> = done.left.iter().map(|left| left.path.as_path()).collect();
-    assert_eq!(left, [path.join("latest-99"), path.join("step-11")]);
-    assert_eq!(
-        names_in(path),
-        [RECYCLED_DIR, "latest-99", "step-10", "step-11", "step-2", "step-3"],
-        "what others put into it stays"
-    );
-    assert_eq!(names_in(&path.join("step-2")), ["notes.txt"]);
-    State::new(10, &SIZES).assert_at(&runtime, &at(path, 10));
-    // Nothing more to remove but the spare files.
-    assert!(retain(path, 2, Disposal::Remove).unwrap().removed.is_empty());
-    assert!(!path.join(RECYCLED_DIR).exists());
-    let error = retain(path, 0, Disposal::Remove).unwrap_err();
-    assert!(error.to_string().contains("keep at least 1"), "{error}");
-    assert_eq!(step_at(&at(path, 3)), 3);
 }
 
 #[test]
@@ -257,12 +212,12 @@ fn remove_refuses_other_directories_and_running_saves() {
     let (root, _) = root(&[1]);
     let dir = at(root.path(), 1);
     let session = ringstow::Store::found().unwrap().begin(&dir, 1).unwrap();
-    assert!(matches!(ringstow::remove(&dir, Disposal::Remove), Err(Error::Busy { .. })));
+    assert!(matches!(remove(&dir, Disposal::Remove), Err(Error::Busy { .. })));
     drop(session);
     let error = remove(root.path(), Disposal::Remove).unwrap_err();
     assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
     fs::write(dir.join("manifest.json"), "rubbish").unwrap();
-    assert!(ringstow::remove(&dir, Disposal::Remove).is_err());
+    assert!(remove(&dir, Disposal::Remove).is_err());
     assert!(shard(&dir).exists());
 }
 
@@ -279,7 +234,7 @@ fn remove_refuses_a_symlink() {
     State::new(1, &SIZES).assert_at(&runtime, &latest);
     fs::remove_file(&latest).unwrap();
     symlink("nowhere", &latest).unwrap();
-    let error = ringstow::remove(&latest, Disposal::Remove).unwrap_err();
+    let error = remove(&latest, Disposal::Remove).unwrap_err();
     assert_says(&error, &["following the link", "latest"]);
     // Links above it are no matter.
     let above = root.path().join("above");
@@ -327,29 +282,14 @@ fn files_of_another_owner_mode_or_acl_are_not_written_over() {
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
         true
     };
-    let shared = |path: &Path| {
-        // Version 2; then tag, permissions and id: owner, user 4242, group, mask, others.
-        let entries = [(1, 6, !0), (2, 4, 4242), (4, 4, !0), (16, 4, !0), (32, 4, !0)];
-        let mut acl = 2_u32.to_le_bytes().to_vec();
-        for (tag, permissions, id) in
-            entries.map(|(tag, perm, id): (u16, u16, u32)| (tag, perm, id))
-        {
-            acl.extend_from_slice(&tag.to_le_bytes());
-            acl.extend_from_slice(&permissions.to_le_bytes());
-            acl.extend_from_slice(&id.to_le_bytes());
-        }
-        let flags = rustix::fs::XattrFlags::empty();
-        // Not all file systems have them.
-        rustix::fs::setxattr(path, "system.posix_acl_access", &acl, flags).is_ok()
-    };
-    for change in [&private as &dyn Fn(&Path) -> bool, &shared, &users, &groups] {
+    for change in [&private as &dyn Fn(&Path) -> bool, &set_acl, &users, &groups] {
         let (root, runtime) = root(&[1]);
         let (first, second) = (at(root.path(), 1), at(root.path(), 2));
         let (old, mine) = (mode(&shard(&first)), owner(&shard(&first)));
         if !change(&shard(&first)) {
             continue;
         }
-        ringstow::remove(&first, Disposal::Recycle).unwrap();
+        remove(&first, Disposal::Recycle).unwrap();
         let state = State::new(2, &SIZES);
         let report = state.save(&runtime, &second).unwrap();
         assert_eq!(report.recycled_bytes, 0);
@@ -377,13 +317,11 @@ fn rank_that_loses_the_race_for_a_recycled_file_writes_a_new_one() {
         }
         Outcome::Pass
     });
-    let mut state = ringstow::StateDict::new();
-    state.bytes("t", ringstow::Dtype::U8, &[5], b"bytes").unwrap();
-    let job = Default::default();
-    let written = ringstow::internals::store::write_rank(&runtime, &state, 0, &dir, &job);
-    let (receipt, report) = written.unwrap();
+    let state = crate::common::held::only(b"bytes".to_vec());
+    let (receipt, report) =
+        store::write_rank(&runtime, &state, 0, &dir, &Default::default()).unwrap();
     assert_eq!(report.recycled_bytes, 0);
-    let tree = ringstow::Value::Dict(Vec::new()).to_json().unwrap();
+    let tree = no_values();
     session.commit(vec![receipt], tree).unwrap();
     assert_eq!(ringstow::load(&dir).unwrap().tensor("t").unwrap().data(), b"bytes");
 }

@@ -1,13 +1,13 @@
 //! What is refused to a saver: a path that another one saves to, a directory that is not its own.
 #![cfg(unix)]
 
-use crate::common::held::HeldUp;
+use crate::common::held::{self, HeldUp, made};
 use crate::common::*;
 use nix::libc;
-use ringstow::{Dtype, Error, Source, StateDict, TensorInfo};
+use ringstow::{Dtype, Error, StateDict};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 // ---- two savers on one path ----
 
@@ -150,7 +150,7 @@ fn manifest_of_another_program_is_not_replaced() {
     let refused = [
         state.save(&runtime(), &dir).map(drop),
         ringstow::Store::found().unwrap().begin(&dir, 2).map(drop),
-        ringstow::Store::new(small_config()).unwrap().export(&StateDict::new(), &dir).map(drop),
+        store().export(&StateDict::new(), &dir).map(drop),
     ];
     for error in refused.map(Result::unwrap_err) {
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
@@ -201,11 +201,9 @@ fn failed_staging_check_commits_nothing() {
     let dir = root.path().join("ckpt");
     State::new(1, &SIZES).save(&runtime(), &dir).unwrap();
     let before = step_at(&dir);
-    let mut state = StateDict::new();
-    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
-    state.source(info, Box::new(vec![1u8; 3 << 20]));
+    let mut state = held::only(vec![1u8; 3 << 20]);
     state.check_staged(|| Err(Error::invalid("the trainer changed t")));
-    let handle = ringstow::Store::new(small_config()).unwrap().save_async(state, &dir).unwrap();
+    let handle = store().save_async(state, &dir).unwrap();
     assert!(handle.wait(None));
     assert!(!handle.staged());
     assert_says(&handle.result().unwrap_err(), &["the trainer changed t"]);
@@ -217,27 +215,19 @@ fn failed_staging_check_commits_nothing() {
 fn staging_check_runs_once_after_the_last_byte() {
     let root = scratch();
     let dir = root.path().join("ckpt");
-    let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
-    struct Notes(std::sync::Arc<Mutex<Vec<&'static str>>>);
-    impl Source for Notes {
-        fn nbytes(&self) -> u64 {
-            3 << 20
-        }
-        fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-            to.fill(7);
-            self.0.lock().unwrap().push("read");
-            Ok(())
-        }
-    }
-    let mut state = StateDict::new();
-    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
-    state.source(info, Box::new(Notes(seen.clone())));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let read = seen.clone();
+    let mut state = held::only(made(3 << 20, move |_, to| {
+        to.fill(7);
+        read.lock().unwrap().push("read");
+        Ok(())
+    }));
     let checked = seen.clone();
     state.check_staged(move || {
         checked.lock().unwrap().push("checked");
         Ok(())
     });
-    let handle = ringstow::Store::new(small_config()).unwrap().save_async(state, &dir).unwrap();
+    let handle = store().save_async(state, &dir).unwrap();
     assert!(handle.wait_staged(None));
     assert!(handle.staged());
     handle.result().unwrap();
@@ -246,23 +236,8 @@ fn staging_check_runs_once_after_the_last_byte() {
     assert_eq!((checks, seen.last()), (1, Some(&"checked")));
 }
 
-/// Bytes that can be read only while they are locked.
-struct Lockable(std::sync::Arc<Mutex<bool>>);
-
-impl Source for Lockable {
-    fn nbytes(&self) -> u64 {
-        3 << 20
-    }
-
-    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        assert!(*self.0.lock().unwrap(), "it is not locked");
-        to.fill(7);
-        Ok(())
-    }
-}
-
 /// Unlocks when it is dropped.
-struct Unlocks(std::sync::Arc<Mutex<bool>>);
+struct Unlocks(Arc<Mutex<bool>>);
 
 impl Drop for Unlocks {
     fn drop(&mut self) {
@@ -274,13 +249,16 @@ impl Drop for Unlocks {
 fn tensors_are_locked_from_the_call_until_they_are_copied_or_the_save_fails() {
     let root = scratch();
     let dir = root.path().join("ckpt");
-    let store = ringstow::Store::new(small_config()).unwrap();
-    let locked = std::sync::Arc::new(Mutex::new(false));
+    let store = store();
+    let locked = Arc::new(Mutex::new(false));
     let is_locked = || *locked.lock().unwrap();
     let state = || {
-        let mut state = StateDict::new();
-        let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
-        state.source(info, Box::new(Lockable(locked.clone())));
+        let lock = locked.clone();
+        let mut state = held::only(made(3 << 20, move |_, to| {
+            assert!(*lock.lock().unwrap(), "it is not locked");
+            to.fill(7);
+            Ok(())
+        }));
         let lock = locked.clone();
         state.lock_while_read(move || {
             assert!(!std::mem::replace(&mut *lock.lock().unwrap(), true), "it is locked once");

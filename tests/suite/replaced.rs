@@ -2,9 +2,9 @@
 //! all of the one or all of the other, or nothing.
 
 use crate::common::{
-    State, assert_says, load_all, names_in, runtime, saved, scratch, small_config, step_at,
+    State, assert_says, assert_undamaged, names_in, on, runtime, saved, scratch, small_config,
+    step_at,
 };
-use ringstow::internals::store;
 use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,8 +48,7 @@ fn opened_checkpoint_says_when_it_was_replaced() {
     }
     let mut memory = vec![7; SIZES[0]];
     let targets = [("layer.0.weight", Target::new(&mut memory))];
-    let filled =
-        opened.load_into(&targets, LoadOptions::default().on(&runtime, &Default::default()));
+    let filled = opened.load_into(&targets, on(&runtime));
     assert_replaced(filled, &dir);
     assert_eq!(memory, vec![7; SIZES[0]], "nothing of another checkpoint came in");
     state(2).assert_at(&runtime, &dir);
@@ -117,8 +116,7 @@ fn replaced_checkpoint_still_gives_its_values() {
     let opened = Checkpoint::open(&dir).unwrap();
     state(2).save(&runtime, &dir).unwrap();
     let none: [&str; 0] = [];
-    let loaded =
-        opened.load_names(none, LoadOptions::default().on(&runtime, &Default::default())).unwrap();
+    let loaded = opened.load_names(none, on(&runtime)).unwrap();
     assert_eq!(loaded.tensors().count(), 0);
     assert_eq!(opened.state().unwrap().get("step").unwrap().as_int(), Some(1));
     assert_eq!(step_at(&dir), 2);
@@ -166,8 +164,7 @@ fn load_beside_saves_returns_one_of_them() {
 fn a_check_beside_saves_over_its_path_finds_no_damage() {
     let reader = runtime();
     let check = |dir: &Path| {
-        let report = store::verify(&reader, dir, &Default::default()).unwrap();
-        assert!(report.damage.is_empty(), "{report:?}");
+        assert_undamaged(&reader, dir);
     };
     read_beside_saves(check, SAVES, true);
 }
@@ -186,15 +183,4 @@ fn opened_checkpoint_beside_saves_never_mixes() {
         }
     };
     read_beside_saves(load, SAVES, true);
-}
-
-#[test]
-fn replaced_checkpoint_loads_when_opened_again() {
-    let (root, runtime) = (scratch(), runtime());
-    let dir = at(&root);
-    state(1).save(&runtime, &dir).unwrap();
-    let opened = Checkpoint::open(&dir).unwrap();
-    state(2).save(&runtime, &dir).unwrap();
-    assert_replaced(load(&opened, true, &runtime), &dir);
-    assert!(load_all(&runtime, &dir).is_ok());
 }

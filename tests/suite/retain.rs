@@ -18,14 +18,8 @@ fn root(names: &[&str]) -> tempfile::TempDir {
     root
 }
 
-/// Retains so many, after looking whether it says beforehand what it will do.
 fn retain_as_planned(root: &Path, keep: usize) -> Retained {
-    let plan =
-        ringstow::internals::store::retain_plan(root, &RetainOptions::new(keep), &small_config())
-            .unwrap();
-    let done = retain(root, keep, Disposal::Remove).unwrap();
-    assert_eq!(plan, done);
-    done
+    crate::common::retain_as_planned(root, &RetainOptions::new(keep), &small_config())
 }
 
 /// The last parts of paths.
@@ -37,34 +31,6 @@ fn names(paths: &[PathBuf]) -> Vec<&str> {
 fn left(done: &Retained) -> Vec<(String, String)> {
     let name = |path: &PathBuf| names(std::slice::from_ref(path))[0].to_owned();
     done.left.iter().map(|left| (name(&left.path), left.reason.clone())).collect()
-}
-
-#[test]
-fn names_without_a_number_are_neither_counted_nor_removed() {
-    let named = ["best", "final", "step-1000.bak", "v2.pt"];
-    let root = root(&["step-1", "step-2", "step-3", "best", "final", "step-1000.bak", "v2.pt"]);
-    let done = retain_as_planned(root.path(), 2);
-    assert_eq!(names(&done.kept), ["step-2", "step-3"]);
-    assert_eq!(names(&done.removed), ["step-1"]);
-    let left = left(&done);
-    assert_eq!(left.iter().map(|(name, _)| name).collect::<Vec<_>>(), named);
-    for (name, reason) in left {
-        let why =
-            if name == "v2.pt" { "the steps here are step-*" } else { "does not end in a number" };
-        assert!(reason.contains(why), "{name}: {reason}");
-        assert!(root.path().join(name).join("manifest.json").exists());
-    }
-}
-
-#[test]
-fn a_directory_without_any_step_stays_as_it_is() {
-    let root = root(&["last", "best"]);
-    let done = retain_as_planned(root.path(), 1);
-    assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (0, 0, 2));
-    // Nor does one that is itself a checkpoint go.
-    let done = retain_as_planned(&root.path().join("last"), 1);
-    assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (0, 0, 1));
-    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
 }
 
 /// What a save into a directory of this name leaves that was killed before its commit.

@@ -418,20 +418,17 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     let to = StridedTarget::new(&mut memory, 0, &[1]);
     let slice =
         Slice { name: "w", chunk: 0, offsets: &[2 * MIB as u64], lengths: &[MIB as u64], to };
-    let report =
-        checkpoint.read(&[slice], LoadOptions::default().on(&runtime, &Arc::default())).unwrap();
+    let report = checkpoint.read(&[slice], on(&runtime)).unwrap();
     assert_eq!(report.read_bytes, 2 * MIB as u64, "the header puts it across two blocks");
     assert_eq!(memory, data[2 * MIB..3 * MIB]);
 
     bytes[3 * MIB + 17] ^= 1;
     bytes[5 * MIB] ^= 1;
     fs::write(&shard, &bytes).unwrap();
-    let report =
-        ringstow::internals::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
+    let report = verify(&runtime, root.path()).unwrap();
     let damaged: Vec<u64> = report.damage.iter().map(|damage| damage.offset).collect();
     assert_eq!((damaged, report.blocks), (vec![3 * MIB as u64, 5 * MIB as u64], 6));
-    let load =
-        |_| checkpoint.load_names(["w"], LoadOptions::default().on(&runtime, &Arc::default()));
+    let load = |_| checkpoint.load_names(["w"], on(&runtime));
     assert!(matches!(load(()), Err(Error::Corrupt { .. })));
 }
 

@@ -1,13 +1,14 @@
 //! A checkpoint loses the part that it is slimmed by, whole or not at all, and nothing else.
 
+use crate::common::held::Filled;
 use crate::common::{
-    EXTRA, State, assert_no_litter_in, assert_says, is_extra, load_all, load_opened, names_in,
-    runtime, small_config,
+    EXTRA, State, assert_no_litter_in, assert_says, copy_dir, held, is_extra, load_all,
+    load_opened, names_in, runtime, shards_in, small_config,
 };
 use ringstow::internals::store;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, OpenOptions, Result, Runtime, Slimmed,
-    StateDict, Store, TensorInfo, Value,
+    StateDict, Store, Value,
 };
 use std::path::Path;
 
@@ -195,10 +196,7 @@ fn ranks_that_set_other_parts_apart_or_one_that_is_absent_do_not_commit() {
 fn tied(dir: &Path) {
     let mut state = StateDict::new();
     for name in ["opt.w", "opt.m", "opt.e"] {
-        state.source(
-            TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![5000] },
-            Box::new(vec![1; 5000]),
-        );
+        held::add(&mut state, name, Filled { byte: 1, bytes: 5000 });
     }
     let tree = r#"{"opt":{"w":{"$tensor":"opt.w"},"m":{"$tensor":"opt.m"},"e":{"$tensor":"opt.e"}},"ema":{"e":{"$tensor":"opt.e"}},"model":{"w":{"$tensor":"opt.w"}}}"#;
     state.set_tree(serde_json::value::RawValue::from_string(tree.into()).unwrap());
@@ -227,9 +225,7 @@ fn file_that_a_killed_call_left_goes_at_the_next() {
     let runtime = runtime();
     let (_root, dir) = saved(&runtime);
     let all = tempfile::tempdir().unwrap();
-    for name in names_in(&dir) {
-        std::fs::copy(dir.join(&name), all.path().join(&name)).unwrap();
-    }
+    copy_dir(&dir, all.path());
     let removed = slim(&dir, &small_config()).unwrap().removed;
     for path in &removed {
         std::fs::copy(all.path().join(path.file_name().unwrap()), path).unwrap();
@@ -258,14 +254,12 @@ fn manifest_keeps_mode_and_time_of_its_file() {
 fn share_of_one_rank_and_checkpoint_that_lacks_files_stay_as_they_are() {
     let runtime = runtime();
     let (_root, dir) = saved(&runtime);
-    let shard = names_in(&dir).into_iter().find(|name| name.ends_with(".safetensors")).unwrap();
-    std::fs::rename(dir.join(&shard), dir.join("elsewhere")).unwrap();
+    std::fs::rename(&shards_in(&dir)[0], dir.join("elsewhere")).unwrap();
     assert!(matches!(slim(&dir, &small_config()), Err(Error::MissingFiles { .. })));
-    let share = ringstow::RankShare { rank: 0, ranks: 2, save: "a".into() };
-    let rank = dir.parent().unwrap().join("step-2/rank00000");
-    let session = ringstow::Store::found().unwrap().begin(&rank, 1).unwrap().rank_share(share);
-    let state = State::new(1, &SIZES);
-    let receipt = state.write_share((0, 1), &runtime, &rank).unwrap();
-    session.commit(vec![receipt], state.tree()).unwrap();
-    assert!(matches!(slim(&rank, &small_config()), Err(Error::Unsupported { .. })));
+    let whole = dir.with_file_name("step-2");
+    State::new(1, &SIZES).save_alone((0, 2), "a", &runtime, &whole);
+    assert!(matches!(
+        slim(&whole.join("rank00000"), &small_config()),
+        Err(Error::Unsupported { .. })
+    ));
 }

@@ -8,6 +8,7 @@ mod refused;
 mod retained;
 
 use crate::common::{runtime, scratch, small_config};
+use ringstow::internals::store;
 use ringstow::{Dtype, RetainOptions, Retained, Runtime, StateDict, Store, Wanted, latest};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ fn save(runtime: &Runtime, path: &Path, step: Option<u64>) {
     if let Some(step) = step {
         state.step(step);
     }
-    ringstow::internals::store::save(runtime, &state, path, &Arc::default()).unwrap();
+    store::save(runtime, &state, path, &Arc::default()).unwrap();
     wait_for_the_next_millisecond();
 }
 
@@ -55,12 +56,8 @@ fn newest(root: &Path) -> Option<String> {
     latest(root).unwrap().map(|path| named(&path))
 }
 
-/// Retains so many, after checking that the plan says the same.
 fn retain_as_planned(root: &Path, retention: &RetainOptions) -> Retained {
-    let plan = ringstow::internals::store::retain_plan(root, retention, &small_config()).unwrap();
-    let done = ringstow::internals::store::retain(root, retention, &small_config()).unwrap();
-    assert_eq!(plan, done);
-    done
+    crate::common::retain_as_planned(root, retention, &small_config())
 }
 
 fn keep(keep: usize) -> RetainOptions {

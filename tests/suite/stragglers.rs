@@ -2,8 +2,8 @@
 //! older write still does, the checkpoint is the newer one's, byte by byte.
 
 use crate::common::held::HeldUp;
-use crate::common::{assert_says, names_in, noise, small_config};
-use ringstow::{Checkpoint, Dtype, Receipt, SaveReport, StateDict, Store, Value};
+use crate::common::{assert_says, names_in, no_values, noise, store};
+use ringstow::{Checkpoint, Dtype, Receipt, SaveReport, StateDict, Store};
 use serde_json::value::RawValue;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ const BYTES: usize = <HeldUp>::BYTES;
 
 /// A write of rank 0 that stands still.
 fn straggler(dir: &Path, fails: bool) -> HeldUp<(Receipt, SaveReport)> {
-    let store = ringstow::Store::new(small_config()).unwrap();
+    let store = store();
     HeldUp::start(1, fails, |state| store.write_rank_async(state, 0, dir).unwrap())
 }
 
@@ -22,11 +22,11 @@ fn write(dir: &Path, rank: u32, seed: u64) -> Receipt {
     let (name, bytes) = (if rank == 0 { "t" } else { "u" }, noise(seed, BYTES));
     let mut state = StateDict::new();
     state.bytes(name, Dtype::U8, &[BYTES as u64], &bytes).unwrap();
-    ringstow::Store::new(small_config()).unwrap().write_rank(&state, rank, dir).unwrap().0
+    store().write_rank(&state, rank, dir).unwrap().0
 }
 
 fn tree() -> Box<RawValue> {
-    Value::Dict(Vec::new()).to_json().unwrap()
+    no_values()
 }
 
 #[track_caller]
@@ -102,8 +102,7 @@ fn a_rank_writes_only_after_its_coordinator_has_begun() {
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
     for dir in [root.path().to_path_buf(), root.path().join("not/there")] {
-        let error =
-            ringstow::Store::new(small_config()).unwrap().write_rank(&state, 0, &dir).unwrap_err();
+        let error = store().write_rank(&state, 0, &dir).unwrap_err();
         assert_says(&error, &["Session", "before any rank writes"]);
     }
     assert!(names_in(root.path()).is_empty(), "it leaves nothing");

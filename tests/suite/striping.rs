@@ -5,14 +5,16 @@ mod pruned;
 mod refused;
 mod removal;
 
+use crate::common::held::{self, made};
 use crate::common::{
-    SIZES, State, assert_no_litter_in, assert_says, load_all, names_in, noise, scratch,
-    small_config,
+    SIZES, State, assert_no_litter_in, assert_says, load_all, names_in, no_values, noise,
+    prune_as_planned, scratch, small_config, verify,
 };
 use ringstow::internals::format::names;
+use ringstow::internals::store;
 use ringstow::{
-    Config, Disposal, Dtype, Error, LoadOptions, OpenOptions, RankShare, RetainOptions, Runtime,
-    SaveReport, Session, Slice, Source, StateDict, StridedTarget, Target, TensorInfo, Value,
+    Config, Disposal, Dtype, Error, LoadOptions, OpenOptions, Removed, RetainOptions, Runtime,
+    SaveReport, Session, Slice, StateDict, Store, StridedTarget, Swept, Target,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,9 +33,13 @@ impl Disks {
         Self { root, stripes }
     }
 
+    fn run(&self) -> PathBuf {
+        self.root.path().join("run")
+    }
+
     /// The run's first checkpoint.
     fn dir(&self) -> PathBuf {
-        self.root.path().join("run/step-1")
+        self.run().join("step-1")
     }
 
     fn stripe(&self, number: usize) -> PathBuf {
@@ -57,6 +63,23 @@ impl Disks {
         State::new(step, &SIZES).save(&self.runtime(), &self.dir()).unwrap()
     }
 
+    /// The run's first checkpoint is the state of this step.
+    #[track_caller]
+    fn assert_holds(&self, step: i64) {
+        State::new(step, &SIZES).assert_at(&self.runtime(), &self.dir());
+    }
+
+    /// Removes the run's first checkpoint.
+    fn remove(&self, disposal: Disposal) -> ringstow::Result<Removed> {
+        store::remove_checkpoint(&self.dir(), disposal, &self.config())
+    }
+
+    /// Prunes the run, after checking that the plan says the same.
+    #[track_caller]
+    fn prune(&self) -> Swept {
+        prune_as_planned(&self.run(), &self.config())
+    }
+
     /// Nothing is left of any save.
     #[track_caller]
     fn assert_empty(&self) {
@@ -67,19 +90,6 @@ impl Disks {
     }
 }
 
-/// Bytes that cannot be had.
-struct Gone;
-
-impl Source for Gone {
-    fn nbytes(&self) -> u64 {
-        100_000
-    }
-
-    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
-        Err(Error::invalid("the source is gone"))
-    }
-}
-
 /// A state that writes something everywhere before it fails.
 fn failing() -> StateDict<'static> {
     static BYTES: [u8; 50_000] = [7; 50_000];
@@ -87,8 +97,8 @@ fn failing() -> StateDict<'static> {
     for name in ["a", "b", "c", "d"] {
         state.bytes(name, Dtype::U8, &[50_000], &BYTES).unwrap();
     }
-    let info = TensorInfo { name: "gone".into(), dtype: Dtype::U8, shape: vec![100_000] };
-    state.source(info, Box::new(Gone));
+    let gone = made(100_000, |_, _| Err(Error::invalid("the source is gone")));
+    held::add(&mut state, "gone", gone);
     state
 }
 
@@ -122,9 +132,7 @@ fn striped_checkpoint_loads_from_all_its_directories() {
 
     let state = State::new(1, &SIZES);
     state.assert_at(&disks.runtime(), &disks.dir());
-    let checked =
-        ringstow::internals::store::verify(&disks.runtime(), &disks.dir(), &Arc::default())
-            .unwrap();
+    let checked = verify(&disks.runtime(), &disks.dir()).unwrap();
     assert_eq!((checked.files, checked.damage.len()), (3, 0));
     let checkpoint = OpenOptions::of(&disks.config()).open(disks.dir()).unwrap();
     let stripes: Vec<String> =
@@ -180,12 +188,10 @@ fn reader_without_stripes_learns_which_they_were() {
         (disks.stripe(0).display().to_string(), disks.stripe(1).display().to_string());
     assert_says(&error, &["2 of 3 files", &one, &other, "not configured here", "RINGSTOW_STRIPE"]);
     // A disk that is not mounted is no reason to begin anew.
-    let error = ringstow::latest(disks.root.path().join("run")).unwrap_err();
+    let error = ringstow::latest(disks.run()).unwrap_err();
     assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
-    let found = ringstow::Store::new(disks.config())
-        .unwrap()
-        .latest(disks.root.path().join("run"), &Default::default())
-        .unwrap();
+    let found =
+        Store::new(disks.config()).unwrap().latest(disks.run(), &Default::default()).unwrap();
     assert_eq!(found, Some(disks.dir()));
 
     fs::rename(disks.stripe(1), disks.root.path().join("unmounted")).unwrap();
@@ -206,7 +212,7 @@ fn a_stripe_that_is_not_there_is_not_made() {
     let error = save();
     assert!(matches!(error, Error::Invalid { .. }));
     assert_says(&error, &["disk0", "is not there", "mount its disk"]);
-    assert!(!disks.stripe(0).exists() && !disks.root.path().join("run").exists());
+    assert!(!disks.stripe(0).exists() && !disks.run().exists());
     fs::write(disks.stripe(0), "").unwrap();
     assert_says(&save(), &["disk0", "no directory"]);
 }
@@ -219,10 +225,10 @@ fn directories_that_are_one_are_refused() {
         let error = State::new(1, &SIZES).save(&runtime, &disks.dir()).unwrap_err();
         assert_says(&error, &["lies already", "other disks"]);
     };
-    fs::create_dir(disks.root.path().join("run")).unwrap();
-    refused(vec![disks.root.path().join("run")]);
+    fs::create_dir(disks.run()).unwrap();
+    refused(vec![disks.run()]);
     let link = disks.root.path().join("link");
-    std::os::unix::fs::symlink(disks.root.path().join("run"), &link).unwrap();
+    std::os::unix::fs::symlink(disks.run(), &link).unwrap();
     refused(vec![disks.stripe(0), link]);
     assert_eq!(names_in(&disks.stripe(0)), Vec::<String>::new());
 }
@@ -233,7 +239,7 @@ fn save_over_a_striped_checkpoint_replaces_all_stripes() {
     disks.save(1);
     let report = disks.save(2);
     assert_eq!(report.generation, 1);
-    State::new(2, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(2);
     assert_no_litter_in(&disks.config(), &disks.dir());
     // One that needs a single file leaves no companion behind.
     State::new(3, &[5000]).save(&disks.runtime(), &disks.dir()).unwrap();
@@ -245,19 +251,14 @@ fn save_over_a_striped_checkpoint_replaces_all_stripes() {
 fn failed_striped_save_leaves_only_the_old_checkpoint() {
     let disks = Disks::new(2);
     let save = || {
-        let saved = ringstow::internals::store::save(
-            &disks.runtime(),
-            &failing(),
-            &disks.dir(),
-            &Arc::default(),
-        );
+        let saved = store::save(&disks.runtime(), &failing(), &disks.dir(), &Arc::default());
         assert_says(&saved.unwrap_err(), &["the source is gone"]);
     };
     save();
     disks.assert_empty();
     disks.save(1);
     save();
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(1);
     assert_no_litter_in(&disks.config(), &disks.dir());
 }
 
@@ -273,10 +274,9 @@ fn same_named_checkpoints_share_no_stripe_directory() {
     assert!(!other.exists());
     // Nor does clearing up after the one touch the other's files.
     state.save(&Runtime::new(small_config()).unwrap(), &other).unwrap();
-    ringstow::internals::store::prune(&other, &disks.config()).unwrap();
-    ringstow::internals::store::remove_checkpoint(&other, Disposal::Remove, &disks.config())
-        .unwrap();
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    store::prune(&other, &disks.config()).unwrap();
+    store::remove_checkpoint(&other, Disposal::Remove, &disks.config()).unwrap();
+    disks.assert_holds(1);
     assert_no_litter_in(&disks.config(), &disks.dir());
 }
 
@@ -287,7 +287,7 @@ fn directory_without_a_marker_is_left_alone() {
     fs::write(disks.companion(0).join("rank00000-0.safetensors"), "theirs").unwrap();
     let error = State::new(1, &SIZES).save(&disks.runtime(), &disks.dir()).unwrap_err();
     assert_says(&error, &["disk0/step-1", "nobody's stripe directory"]);
-    ringstow::internals::store::prune(disks.root.path(), &disks.config()).unwrap();
+    store::prune(disks.root.path(), &disks.config()).unwrap();
     assert_eq!(names_in(&disks.companion(0)), ["rank00000-0.safetensors"]);
     assert!(!disks.dir().exists());
 }
@@ -296,9 +296,7 @@ fn directory_without_a_marker_is_left_alone() {
 fn stripe_directory_is_not_a_checkpoint_or_a_target() {
     let disks = Disks::new(1);
     disks.save(1);
-    assert!(
-        ringstow::internals::store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty()
-    );
+    assert!(store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty());
     for error in [
         OpenOptions::of(&disks.config()).open(disks.companion(0)).unwrap_err(),
         OpenOptions::of(&Config::default()).foreign(true).open(disks.companion(0)).unwrap_err(),
@@ -353,7 +351,7 @@ fn write_one(disks: &Disks, rank: u32) -> ringstow::Result<ringstow::Receipt> {
     let bytes = noise(u64::from(rank), 9000);
     let mut state = StateDict::new();
     state.bytes(format!("of.{rank}"), Dtype::U8, &[9000], &bytes)?;
-    ringstow::Store::new(disks.config().clone())
+    Store::new(disks.config())
         .unwrap()
         .write_rank(&state, rank, disks.dir())
         .map(|(receipt, _)| receipt)
@@ -364,7 +362,7 @@ fn ranks_with_one_tensor_each_use_all_disks() {
     let disks = Disks::new(2);
     let session = Session::begin(disks.dir(), 3, &disks.config()).unwrap();
     let receipts = (0..3).map(|rank| write_one(&disks, rank).unwrap()).collect();
-    session.commit(receipts, Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
+    session.commit(receipts, no_values()).unwrap();
     assert_no_litter_in(&disks.config(), &disks.dir());
     let loaded = load_all(&disks.runtime(), &disks.dir()).unwrap();
     assert_eq!(loaded.tensor("of.2").unwrap().data(), noise(2, 9000));
@@ -385,7 +383,7 @@ fn ranks_that_never_commit_leave_nothing_in_any_place() {
     let disks = Disks::new(2);
     let session = Session::begin(disks.dir(), 3, &disks.config()).unwrap();
     let receipts: Vec<_> = (0..2).map(|rank| write_one(&disks, rank).unwrap()).collect();
-    let tree = Value::Dict(Vec::new()).to_json().unwrap();
+    let tree = no_values();
     assert_says(&session.commit(receipts, tree).unwrap_err(), &["receipts came from 2"]);
     disks.assert_empty();
 }
@@ -395,14 +393,13 @@ fn rank_share_has_its_own_stripe_directories() {
     let disks = Disks::new(1);
     let state = State::new(1, &SIZES);
     for step in ["step-1", "step-2"] {
-        let dir = disks.root.path().join("run").join(step).join("rank00000");
+        let dir = disks.run().join(step).join("rank00000");
         state.save(&disks.runtime(), &dir).unwrap();
         state.assert_at(&disks.runtime(), &dir);
     }
     assert_eq!(names_in(&disks.stripe(0)), ["step-1.rank00000", "step-2.rank00000"]);
     let first = disks.root.path().join("run/step-1");
-    ringstow::internals::store::remove_checkpoint(&first, Disposal::Recycle, &disks.config())
-        .unwrap();
+    store::remove_checkpoint(&first, Disposal::Recycle, &disks.config()).unwrap();
     assert!(!first.exists(), "the whole of one rank goes, and its companion");
     assert_eq!(names_in(&disks.stripe(0)), ["step-2.rank00000"]);
 }

@@ -2,10 +2,10 @@
 //! stays as it is, at whichever call the swap happens.
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
-use crate::common::{EXTRA, SIZES, State, runtime, scratch, small_config};
+use crate::common::{EXTRA, SIZES, State, below, copy_dir, runtime, scratch, small_config};
 use ringstow::internals::store;
-use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, RankShare, Result, RetainOptions, Runtime, Store};
+use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
+use ringstow::{Config, Disposal, Result, RetainOptions, Runtime};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,32 +13,9 @@ use std::path::{Path, PathBuf};
 
 /// All that is below a directory, with the content of files.
 fn tree(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(dir).unwrap() {
-        let (path, kind) = entry.map(|entry| (entry.path(), entry.file_type().unwrap())).unwrap();
-        if kind.is_dir() {
-            found.extend(tree(&path));
-        }
-        found.insert(
-            path.clone(),
-            if kind.is_file() { fs::read(path).unwrap() } else { Vec::new() },
-        );
-    }
-    found
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for path in tree(from).keys() {
-        let copied = to.join(path.strip_prefix(from).unwrap());
-        match path.is_dir() {
-            true => fs::create_dir_all(copied).unwrap(),
-            false => {
-                fs::create_dir_all(copied.parent().unwrap()).unwrap();
-                fs::copy(path, copied).map(drop).unwrap();
-            }
-        }
-    }
+    let content =
+        |path: &PathBuf| if path.is_file() { fs::read(path).unwrap() } else { Vec::new() };
+    below(dir).into_iter().map(|path| (path.clone(), content(&path))).collect()
 }
 
 /// Puts what ringstow would remove elsewhere into a directory, and beside it.
@@ -57,26 +34,31 @@ fn bait(dir: &Path) {
     }
 }
 
+/// Swaps a directory for a link right before the `n`th call.
+fn swap_at(n: u64, dir: PathBuf, away: PathBuf, to: PathBuf) -> Watch {
+    on_thread(move |number, _, _| {
+        if number == n {
+            // It may be gone by now.
+            let _ = fs::rename(&dir, &away);
+            symlink(&to, &dir).unwrap();
+        }
+        Outcome::Pass
+    })
+}
+
 /// Acts in a copy of `run` for each of its calls, right before which `step` is swapped for a link to a copy of it. What was
 /// done is in `act`'s text, if it failed.
 fn at_each_call(run: &Path, step: &str, act: impl Fn(&Path) -> std::result::Result<(), String>) {
     for n in 1.. {
         let root = scratch();
         let [here, elsewhere] = ["run", "elsewhere/run"].map(|name| root.path().join(name));
-        copy(run, &here);
+        copy_dir(run, &here);
         let (dir, precious) = (here.join(step), elsewhere.join(step));
-        copy(&dir, &precious);
+        copy_dir(&dir, &precious);
         bait(&precious);
         let before = tree(&elsewhere);
-        let (moved, from, to) = (root.path().join("moved"), dir.clone(), precious);
-        let watch = on_thread(move |number, _, _| {
-            if number == n {
-                // It may be gone by now.
-                let _ = fs::rename(&from, &moved);
-                symlink(&to, &from).unwrap();
-            }
-            Outcome::Pass
-        });
+        let moved = root.path().join("moved");
+        let watch = swap_at(n, dir.clone(), moved, precious);
         let done = act(&here);
         let calls = watch.take();
         drop(watch);
@@ -111,12 +93,8 @@ fn run(runtime: &Runtime) -> tempfile::TempDir {
 fn run_of_ranks(runtime: &Runtime) -> tempfile::TempDir {
     let root = scratch();
     for (step, rank) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
-        let part = root.path().join(format!("step-{step}")).join(ringstow::rank_dir(rank));
-        let share = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Store::found().unwrap().begin(&part, 1).unwrap().rank_share(share);
-        let state = State::new(step, &SIZES);
-        let receipt = state.write_share((0, 1), runtime, &part).unwrap();
-        session.commit(vec![receipt], state.tree()).unwrap();
+        let whole = root.path().join(format!("step-{step}"));
+        State::new(step, &SIZES).save_alone((rank, 2), "a", runtime, &whole);
     }
     root
 }
@@ -175,7 +153,7 @@ fn save_neither_commits_there_nor_removes_anything() {
         let [dir, precious, moved] =
             ["step", "precious", "moved"].map(|name| root.path().join(name));
         State::new(1, &SIZES).save(&runtime, &dir).unwrap();
-        copy(&dir, &precious);
+        copy_dir(&dir, &precious);
         bait(&precious);
         let before = tree(&precious);
         let (mut since, from, to) = (0, dir.clone(), precious.clone());
@@ -210,18 +188,11 @@ fn stripe_directory_that_is_swapped_is_left() {
     for n in 1.. {
         let to = precious.path().join(format!("{n}/step-1"));
         State::new(1, &SIZES).save(&runtime, &dir).unwrap();
-        copy(&stripe, &to);
+        copy_dir(&stripe, &to);
         bait(&to);
         let before = tree(precious.path());
-        let (from, moved) = (stripe.clone(), precious.path().with_extension(n.to_string()));
-        let away = moved.clone();
-        let watch = on_thread(move |number, _, _| {
-            if number == n {
-                let _ = fs::rename(&from, &away);
-                symlink(&to, &from).unwrap();
-            }
-            Outcome::Pass
-        });
+        let moved = precious.path().with_extension(n.to_string());
+        let watch = swap_at(n, stripe.clone(), moved.clone(), to);
         let done = store::remove_checkpoint(&dir, Disposal::Remove, &config);
         let calls = watch.take();
         drop(watch);

@@ -1,9 +1,11 @@
 //! What a save and a load say of their blocks, read back as a viewer would.
 
-use crate::common::{engine, noise, small_config};
+use crate::common::held::{self, made};
+use crate::common::{engine, noise, on, runtime, small_config};
 use fake_engines::{Twist, Twisted};
 use ringstow::internals::engine::{Engine, Op};
-use ringstow::{Checkpoint, Dtype, Job, LoadOptions, Runtime, Source, StateDict, TensorInfo};
+use ringstow::internals::store;
+use ringstow::{Checkpoint, Job, LoadOptions, Runtime, StateDict};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -76,23 +78,9 @@ impl Twist for Slow {
     }
 }
 
-/// Bytes of which the last are had only when a write has begun.
-struct Awaits {
-    bytes: Vec<u8>,
-    meeting: Arc<Meeting>,
-}
-
-impl Source for Awaits {
-    fn nbytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-    fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        to.copy_from_slice(&self.bytes[offset..offset + to.len()]);
-        if offset + to.len() == self.bytes.len() {
-            self.meeting.step(|steps| steps.1 = true, |steps| steps.0);
-        }
-        Ok(())
-    }
+/// A state of so many blocks.
+fn state(blocks: usize) -> StateDict<'static> {
+    held::only(noise(1, blocks * 4096))
 }
 
 #[test]
@@ -103,13 +91,17 @@ fn blocks_are_filled_while_others_are_written() {
     let engines = meeting.clone();
     let build = move || Ok(Twisted::engine(engine("portable")?, Slow(engines.clone())));
     let runtime = Runtime::with_engine(small_config(), Arc::new(build)).unwrap();
-    let mut state = StateDict::new();
+    // The last bytes are had only when a write has begun.
     let bytes = noise(1, 5 * 4096);
-    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
-    state.source(info, Box::new(Awaits { bytes, meeting }));
+    let state = held::only(made(bytes.len(), move |offset, to| {
+        to.copy_from_slice(&bytes[offset..offset + to.len()]);
+        if offset + to.len() == bytes.len() {
+            meeting.step(|steps| steps.1 = true, |steps| steps.0);
+        }
+        Ok(())
+    }));
     let job = Arc::new(Job::tracing(&file));
-    let report =
-        ringstow::internals::store::save(&runtime, &state, &dir.path().join("ckpt"), &job).unwrap();
+    let report = store::save(&runtime, &state, &dir.path().join("ckpt"), &job).unwrap();
 
     let trace = read(&file);
     let (fills, writes) = (spans(&trace, "fill"), spans(&trace, "write"));
@@ -129,11 +121,8 @@ fn blocks_are_filled_while_others_are_written() {
 fn a_load_says_what_it_read_checked_and_delivered() {
     let dir = tempfile::tempdir().unwrap();
     let (path, file) = (dir.path().join("ckpt"), dir.path().join("load.json"));
-    let runtime = Runtime::new(small_config()).unwrap();
-    let bytes = noise(1, 9 * 4096);
-    let mut state = StateDict::new();
-    state.bytes("t", Dtype::U8, &[bytes.len() as u64], &bytes).unwrap();
-    ringstow::internals::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
+    let runtime = runtime();
+    store::save(&runtime, &state(9), &path, &Arc::default()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let job = Arc::new(Job::tracing(&file));
     checkpoint.load_names(["t"], LoadOptions::default().on(&runtime, &job)).unwrap();
@@ -150,12 +139,7 @@ fn a_load_says_what_it_read_checked_and_delivered() {
 fn an_export_says_the_same_as_a_save() {
     let dir = tempfile::tempdir().unwrap();
     let (path, file) = (dir.path().join("model"), dir.path().join("export.json"));
-    let runtime = Runtime::new(small_config()).unwrap();
-    let bytes = noise(1, 4096);
-    let mut state = StateDict::new();
-    state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
-    ringstow::internals::store::export(&runtime, &state, &path, &Arc::new(Job::tracing(&file)))
-        .unwrap();
+    store::export(&runtime(), &state(1), &path, &Arc::new(Job::tracing(&file))).unwrap();
     let trace = read(&file);
     for name in ["plan", "prepare", "sync", "commit"] {
         assert_eq!(spans(&trace, name).len(), 1, "{name}");
@@ -165,17 +149,13 @@ fn an_export_says_the_same_as_a_save() {
 #[test]
 fn failed_save_is_traced_and_failed_trace_still_saves() {
     let dir = tempfile::tempdir().unwrap();
-    let runtime = Runtime::new(small_config()).unwrap();
-    let bytes = noise(1, 4096);
-    let mut state = StateDict::new();
-    state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
+    let runtime = runtime();
     let nowhere = Arc::new(Job::tracing(dir.path().join("no/such/directory.json")));
-    ringstow::internals::store::save(&runtime, &state, &dir.path().join("ckpt"), &nowhere).unwrap();
+    store::save(&runtime, &state(1), &dir.path().join("ckpt"), &nowhere).unwrap();
     let file = dir.path().join("failed.json");
     let job = Arc::new(Job::tracing(&file));
     job.cancel();
-    ringstow::internals::store::save(&runtime, &state, &dir.path().join("other"), &job)
-        .unwrap_err();
+    store::save(&runtime, &state(1), &dir.path().join("other"), &job).unwrap_err();
     assert_eq!(spans(&read(&file), "plan").len(), 1);
 }
 
@@ -185,13 +165,10 @@ fn configured_trace_is_written_for_any_job() {
     let (path, file) = (dir.path().join("ckpt"), dir.path().join("asked.json"));
     let config = ringstow::Config { trace: Some(file.clone()), ..small_config() };
     let runtime = Runtime::shared(&config).unwrap();
-    let bytes = noise(1, 4096);
-    let mut state = StateDict::new();
-    state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
-    ringstow::internals::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
+    store::save(&runtime, &state(1), &path, &Arc::default()).unwrap();
     assert_eq!(spans(&read(&file), "plan").len(), 1);
     fs::remove_file(&file).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    checkpoint.load_names(["t"], LoadOptions::default().on(&runtime, &Arc::default())).unwrap();
+    checkpoint.load_names(["t"], on(&runtime)).unwrap();
     assert!(!spans(&read(&file), "read").is_empty());
 }

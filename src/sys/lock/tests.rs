@@ -31,7 +31,7 @@ fn lock_file(dir: &Path) -> Option<Metadata> {
 mod other_hosts {
     use super::*;
     use crate::sys::file_system::play;
-    use crate::sys::seam::{Outcome, Watch, fail_call, on_thread};
+    use crate::sys::seam::{Outcome, Watch, fail_call, fail_if, on_thread};
     use nix::libc::{EACCES, EMFILE, ENOLCK, ESTALE};
 
     fn no_flock(dir: &Path) -> Watch {
@@ -227,12 +227,9 @@ mod other_hosts {
         let path = dir.join(FILE);
         let _nfs = play(&dir, "nfs4", "");
         let mut stale = Some(path);
-        let _watch = on_thread(move |_, call, on| {
-            match call == Call::Lock && stale.take_if(|path| path == on).is_some() {
-                true => Outcome::Fail(ESTALE),
-                false => Outcome::Pass,
-            }
-        });
+        let _watch = on_thread(fail_if(ESTALE, move |call, on| {
+            call == Call::Lock && stale.take_if(|path| path == on).is_some()
+        }));
         assert_eq!(DirLock::take(&dir).unwrap().reach(), Reach::EveryHost);
     }
 }

@@ -105,25 +105,28 @@ pub fn from_nth(n: u64, outcome: Outcome) -> impl FnMut(u64, Call, &Path) -> Out
     move |number, _, _| if number >= n { outcome } else { Outcome::Pass }
 }
 
+/// Fails the calls that are meant.
+pub fn fail_if(
+    errno: i32,
+    mut is_meant: impl FnMut(Call, &Path) -> bool + Send,
+) -> impl FnMut(u64, Call, &Path) -> Outcome + Send {
+    move |_, call, on| if is_meant(call, on) { Outcome::Fail(errno) } else { Outcome::Pass }
+}
+
 /// Fails each call of one kind on this path, on this thread.
 pub fn fail_call(of: Call, path: &Path, errno: i32) -> Watch {
     let path = path.to_path_buf();
-    on_thread(move |_, call, on| match call == of && on == path {
-        true => Outcome::Fail(errno),
-        false => Outcome::Pass,
-    })
+    on_thread(fail_if(errno, move |call, on| call == of && on == path))
 }
 
 /// Fails the `n`th call of one kind on files below a directory, on any thread.
 pub fn fail_nth(n: u64, of: Call, below: &Path, errno: i32) -> Watch {
     let (below, mut seen) = (below.to_path_buf(), 0);
-    in_process(move |_, call, on| {
-        seen += u64::from(call == of && on.starts_with(&below));
-        match call == of && on.starts_with(&below) && seen == n {
-            true => Outcome::Fail(errno),
-            false => Outcome::Pass,
-        }
-    })
+    in_process(fail_if(errno, move |call, on| {
+        let is_one = call == of && on.starts_with(&below);
+        seen += u64::from(is_one);
+        is_one && seen == n
+    }))
 }
 
 /// Returns the error of a call that is made and then fails.

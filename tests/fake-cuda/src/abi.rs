@@ -65,17 +65,12 @@ codes! {
     INVALID_VALUE = 1, "invalid argument";
     OUT_OF_MEMORY = 2, "out of memory";
     NOT_INITIALIZED = 3, "initialization error";
-    DEINITIALIZED = 4, "driver shutting down";
-    STUB_LIBRARY = 34, "CUDA driver is a stub library";
-    DEVICE_UNAVAILABLE = 46, "CUDA-capable device(s) is/are busy or unavailable";
     NO_DEVICE = 100, "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "invalid device ordinal";
     INVALID_CONTEXT = 201, "invalid device context";
-    ECC_UNCORRECTABLE = 214, "uncorrectable ECC error encountered";
     OPERATING_SYSTEM = 304, "OS call failed or operation not supported on this OS";
     INVALID_HANDLE = 400, "invalid resource handle";
     ILLEGAL_STATE = 401, "the operation cannot be performed in the present state";
-    NOT_FOUND = 500, "named symbol not found";
     NOT_READY = 600, "device not ready";
     ILLEGAL_ADDRESS = 700, "an illegal memory access was encountered";
     CONTEXT_IS_DESTROYED = 709, "context is destroyed";
@@ -84,8 +79,6 @@ codes! {
     LAUNCH_FAILED = 719, "unspecified launch failure";
     NOT_PERMITTED = 800, "operation not permitted";
     NOT_SUPPORTED = 801, "operation not supported";
-    SYSTEM_NOT_READY = 802, "system not yet initialized";
-    SYSTEM_DRIVER_MISMATCH = 803, "system has unsupported display driver / cuda driver combination";
     STREAM_CAPTURE_UNSUPPORTED = 900, "operation not permitted when stream is capturing";
     STREAM_CAPTURE_INVALIDATED = 901, "operation failed due to a previous error during capture";
     STREAM_CAPTURE_ISOLATION = 905, "dependency created on uncaptured work in another stream";

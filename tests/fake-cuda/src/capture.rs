@@ -21,7 +21,6 @@ pub enum Mode {
 const UNSAFE: &[&str] = &[
     "cuCtxSynchronize",
     "cuEventQuery",
-    "cuEventSynchronize",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostRegister_v2",
@@ -29,7 +28,6 @@ const UNSAFE: &[&str] = &[
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",
     "cuMemsetD8_v2",
-    "cuStreamQuery",
     "cuStreamSynchronize",
 ];
 

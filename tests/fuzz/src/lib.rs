@@ -3,7 +3,7 @@
 //! input's size in memory and a constant.
 //!
 //! `make fuzz` runs the targets under libFuzzer (`libfuzzer/`, a package of its own that needs a nightly toolchain).
-//! `tests/fuzz_corpus.rs` runs them over their stored inputs, on stable Rust.
+//! `tests/fuzz_corpus` runs them over their stored inputs, on stable Rust.
 
 pub mod input;
 pub mod memory;

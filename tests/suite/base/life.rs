@@ -5,7 +5,7 @@ use ringstow::{Disposal, Dtype, Error};
 
 #[test]
 fn third_save_links_what_has_not_changed_and_writes_the_rest() {
-    let run = Run::new(crate::common::small_config());
+    let run = Run::new(small_config());
     let first = run.save(1, Base::none()).unwrap();
     assert_eq!((first.linked_bytes, first.unchanged_bytes, first.files), (0, 0, 1));
 
@@ -52,7 +52,7 @@ fn removal_of_earlier_checkpoints_leaves_what_later_ones_share() {
 #[test]
 fn tensor_that_changes_again_is_written_with_its_file_alone() {
     // Each tensor has a file of its own.
-    let run = Run::new(Config { shard_bytes: 4096, ..crate::common::small_config() });
+    let run = Run::new(Config { shard_bytes: 4096, ..small_config() });
     for step in 1..=3 {
         run.save(step, run.base(step, 1)).unwrap();
     }
@@ -99,7 +99,7 @@ fn tensor_of_another_name_type_or_shape_is_written() {
 #[test]
 fn save_to_one_path_takes_its_own_checkpoint_as_base() {
     for recycle in [false, true] {
-        let run = Run::new(Config { recycle, ..crate::common::small_config() });
+        let run = Run::new(Config { recycle, ..small_config() });
         let dir = run.root.path().join("last");
         for step in 1..6 {
             let state = state(step);
@@ -154,7 +154,7 @@ fn linked_files_keep_parts_apart_so_that_slimming_still_frees_them() {
 /// Which is what `tests/each_call` does.
 #[test]
 fn part_that_is_set_apart_and_does_not_change_is_linked_by_the_second_save() {
-    let run = Run::new(crate::common::small_config());
+    let run = Run::new(small_config());
     let save = |step: i64, base| {
         let state = State::new(step, &SIZES);
         state.save_with_extra_from(Some(base), &run.runtime, &run.at(step)).unwrap()
@@ -179,8 +179,7 @@ fn linked_files_are_no_longer_than_the_limit_of_this_save() {
     let run = Run::of(1..=2);
     let limited = Run {
         root: run.root,
-        runtime: Runtime::new(Config { shard_bytes: 20_000, ..crate::common::small_config() })
-            .unwrap(),
+        runtime: Runtime::new(Config { shard_bytes: 20_000, ..small_config() }).unwrap(),
     };
     let report = limited.save(3, Base::at(limited.at(2))).unwrap();
     assert_eq!((report.linked_bytes, report.unchanged_bytes), (0, 42_293));
@@ -192,7 +191,7 @@ fn linked_files_are_no_longer_than_the_limit_of_this_save() {
 #[test]
 fn stripes_are_linked_each_on_its_own_disk() {
     let disk = tempfile::tempdir().unwrap();
-    let config = Config { stripe: vec![disk.path().into()], ..crate::common::small_config() };
+    let config = Config { stripe: vec![disk.path().into()], ..small_config() };
     let run = Run::new(config.clone());
     for step in 1..5 {
         let report = run.save(step, run.base(step, 1)).unwrap();

@@ -2,13 +2,17 @@
 
 use crate::base::*;
 use ringstow::Disposal;
-use ringstow::internals::sys::seam::{Call, Outcome, fail_call, on_thread};
+use ringstow::internals::sys::seam::{Call, Outcome, Watch, fail_call, fail_if, on_thread};
 
-/// The file of a checkpoint that the next save links.
-fn stable(dir: &Path) -> PathBuf {
-    let names = names_in(dir).into_iter().filter(|name| name.ends_with(".safetensors"));
-    let largest = names.max_by_key(|name| fs::metadata(dir.join(name)).unwrap().len());
-    dir.join(largest.unwrap())
+/// Does something on another thread before the first link is made.
+fn at_first_link(act: impl FnOnce() + Send + 'static) -> Watch {
+    let mut act = Some(act);
+    on_thread(move |_, call, _| {
+        if let Some(act) = act.take_if(|_| call == Call::Link) {
+            std::thread::spawn(act).join().unwrap();
+        }
+        Outcome::Pass
+    })
 }
 
 #[test]
@@ -16,15 +20,7 @@ fn base_that_is_removed_after_it_was_opened_leaves_a_whole_checkpoint() {
     for recycle in [Disposal::Remove, Disposal::Recycle] {
         let run = Run::of(1..=3);
         let base = run.at(3);
-        let mut is_removed = false;
-        let removing = on_thread(move |_, call, _| {
-            if call == Call::Link && !std::mem::replace(&mut is_removed, true) {
-                let base = base.clone();
-                let removed = move || drop(ringstow::remove(base, recycle).unwrap());
-                std::thread::spawn(removed).join().unwrap();
-            }
-            Outcome::Pass
-        });
+        let removing = at_first_link(move || drop(ringstow::remove(base, recycle).unwrap()));
         let report = run.save(4, Base::at(run.at(3))).unwrap();
         drop(removing);
         assert_eq!(report.linked_bytes, 0);
@@ -59,17 +55,9 @@ fn base_that_is_removed_after_its_files_are_linked_is_linked_or_written_and_neve
 fn other_checkpoint_with_the_same_names_is_not_taken_for_the_base() {
     let run = Run::of(1..=1);
     let base = run.at(1);
-    let mut is_replaced = false;
-    let replacing = on_thread(move |_, call, _| {
-        if call == Call::Link && !std::mem::replace(&mut is_replaced, true) {
-            let base = base.clone();
-            let replace = move || {
-                ringstow::remove(&base, Disposal::Remove).unwrap();
-                State::new(9, &SIZES).save(&runtime(), &base).unwrap();
-            };
-            std::thread::spawn(replace).join().unwrap();
-        }
-        Outcome::Pass
+    let replacing = at_first_link(move || {
+        ringstow::remove(&base, Disposal::Remove).unwrap();
+        State::new(9, &SIZES).save(&runtime(), &base).unwrap();
     });
     let mut same = state(1);
     same.step = 2;
@@ -86,15 +74,13 @@ fn file_that_gets_a_second_name_while_it_is_recycled_is_not_written_over() {
     let (shard, copy) = (stable(&run.at(3)), run.root.path().join("copy"));
     let before = fs::read(&shard).unwrap();
     fs::remove_dir_all(run.at(2)).unwrap(); // the third has its files alone
-    let linking = {
-        let (shard, copy) = (shard.clone(), copy.clone());
-        on_thread(move |_, call, on| {
-            if call == Call::Rename && on == shard {
-                fs::hard_link(&shard, &copy).unwrap();
-            }
-            Outcome::Pass
-        })
-    };
+    let (from, to) = (shard.clone(), copy.clone());
+    let linking = on_thread(move |_, call, on| {
+        if call == Call::Rename && on == from {
+            fs::hard_link(on, &to).unwrap();
+        }
+        Outcome::Pass
+    });
     ringstow::remove(run.at(3), Disposal::Recycle).unwrap();
     drop(linking);
     assert!(copy.exists() && !shard.exists());
@@ -107,12 +93,7 @@ fn file_system_without_links_gets_a_whole_checkpoint_and_the_report_says_why() {
     use nix::libc::{EMLINK, EPERM, EXDEV};
     for errno in [EPERM, EXDEV, EMLINK] {
         let run = Run::of(1..=3);
-        let refusing =
-            on_thread(
-                move |_, call, _| {
-                    if call == Call::Link { Outcome::Fail(errno) } else { Outcome::Pass }
-                },
-            );
+        let refusing = on_thread(fail_if(errno, |call, _| call == Call::Link));
         let report = run.save(4, Base::at(run.at(3))).unwrap();
         drop(refusing);
         assert_eq!((report.linked_bytes, report.unchanged_bytes), (0, 42_293));
@@ -136,12 +117,8 @@ fn link_that_is_made_although_its_answer_is_lost_counts() {
 #[test]
 fn linked_file_is_synced_before_the_commit() {
     let run = Run::of(1..=3);
-    let linked = run.at(4).join("rank00000-0.safetensors.part");
-    let linked = if stable(&run.at(3)).ends_with("rank00000-0.safetensors") {
-        linked
-    } else {
-        run.at(4).join("rank00000-1.safetensors.part")
-    };
+    let number = u32::from(!stable(&run.at(3)).ends_with("rank00000-0.safetensors"));
+    let linked = run.at(4).join(format!("rank00000-{number}.safetensors.part"));
     let failing = fail_call(Call::Sync, &linked, 5);
     let error = run.save(4, Base::at(run.at(3))).unwrap_err();
     drop(failing);

@@ -27,7 +27,7 @@ fn linked(reports: &[SaveReport]) -> u64 {
 
 #[test]
 fn ranks_link_their_own_shares() {
-    let run = Run::new(crate::common::small_config());
+    let run = Run::new(small_config());
     assert_eq!(linked(&run.save_by(2, 1, Base::none())), 0);
     // Rank 0 has two tensors, of which none ever changes; rank 1 has the one that does.
     assert_eq!(linked(&run.save_by(2, 2, Base::at(run.at(1)))), 4096 + 42_288);
@@ -51,7 +51,7 @@ fn ranks_link_what_another_number_of_ranks_has_saved() {
 #[test]
 fn regions_are_linked_only_at_their_place() {
     use ringstow::{Dtype, Region, TensorInfo};
-    let run = Run::new(crate::common::small_config());
+    let run = Run::new(small_config());
     let save = |step: i64, places: [u64; 2], base: Base| {
         let mut dict = StateDict::new();
         for (half, start) in places.into_iter().enumerate() {

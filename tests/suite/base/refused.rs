@@ -1,7 +1,7 @@
 //! Bases that cannot be used, wholly or in part: an error, or a whole checkpoint and the reason in the report.
 
 use crate::base::*;
-use crate::common::assert_says;
+use crate::common::{assert_says, set_acl};
 use ringstow::{Disposal, Error};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -41,7 +41,7 @@ fn another_programs_directory_is_no_base() {
 
 #[test]
 fn base_that_was_saved_without_one_is_reported_and_the_save_can_be_a_base() {
-    let run = Run::new(crate::common::small_config());
+    let run = Run::new(small_config());
     state(1).save(&run.runtime, &run.at(1)).unwrap();
     let report = run.save(2, Base::at(run.at(1))).unwrap();
     assert!(fallback(&report).contains("no hashes"));
@@ -54,8 +54,7 @@ fn base_that_was_saved_without_one_is_reported_and_the_save_can_be_a_base() {
 fn base_with_other_checksum_chunks_is_reported() {
     let run = Run::of(1..=2);
     let block_bytes = 8192;
-    let config =
-        Config { block_bytes, pool_bytes: 8 * block_bytes, ..crate::common::small_config() };
+    let config = Config { block_bytes, pool_bytes: 8 * block_bytes, ..small_config() };
     let other = Run { root: run.root, runtime: Runtime::new(config).unwrap() };
     let report = other.save(3, Base::at(other.at(2))).unwrap();
     assert!(fallback(&report).contains("8192"));
@@ -83,18 +82,7 @@ fn file_that_is_not_what_the_base_lists_is_written_again() {
         (|file| fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap(), "mode"),
         (
             |file| {
-                let attribute = "system.posix_acl_access";
-                // An ACL that lets user 1 read: version 2, then tag, rights and id of each entry.
-                let entries: [(u16, u16, u32); 5] =
-                    [(1, 6, !0), (2, 4, 1), (4, 4, !0), (16, 4, !0), (32, 4, !0)];
-                let mut acl = 2u32.to_le_bytes().to_vec();
-                for (tag, rights, id) in entries {
-                    acl.extend(tag.to_le_bytes());
-                    acl.extend(rights.to_le_bytes());
-                    acl.extend(id.to_le_bytes());
-                }
-                let flags = rustix::fs::XattrFlags::empty();
-                if rustix::fs::setxattr(file, attribute, &acl, flags).is_err() {
+                if !set_acl(file) {
                     fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
                 }
             },
@@ -103,9 +91,7 @@ fn file_that_is_not_what_the_base_lists_is_written_again() {
     ];
     for (change, said) in changes {
         let run = Run::of(1..=3);
-        let names = names_in(&run.at(3)).into_iter().filter(|name| name.ends_with(".safetensors"));
-        let largest = names.max_by_key(|name| fs::metadata(run.at(3).join(name)).unwrap().len());
-        change(&run.at(3).join(largest.unwrap()));
+        change(&stable(&run.at(3)));
         let report = run.save(4, Base::at(run.at(3))).unwrap();
         assert_eq!((report.linked_bytes, report.unchanged_bytes), (0, 42_293), "{said}");
         assert!(fallback(&report).contains(said), "{}", fallback(&report));
@@ -116,9 +102,7 @@ fn file_that_is_not_what_the_base_lists_is_written_again() {
 #[test]
 fn bit_that_rots_in_a_shared_file_is_found_in_each_checkpoint_that_has_it() {
     let run = Run::of(1..=4);
-    let names = names_in(&run.at(4)).into_iter().filter(|name| name.ends_with(".safetensors"));
-    let largest = names.max_by_key(|name| fs::metadata(run.at(4).join(name)).unwrap().len());
-    crate::common::flip(&run.at(4).join(largest.unwrap()), 5000);
+    crate::common::flip(&stable(&run.at(4)), 5000);
     for step in [2, 3, 4] {
         assert!(load_all(&run.runtime, &run.at(step)).is_err(), "step {step}");
     }

@@ -1,6 +1,8 @@
 //! Files and sectors that the system refuses to read.
 
-use crate::common::{SIZES, State, assert_says, engine, errno, load_all, saved, small_config};
+use crate::common::{
+    SIZES, State, assert_says, engine, errno, load_all, saved, small_config, store, verify,
+};
 #[cfg(debug_assertions)] // for the tests with the seam
 use crate::common::{runtime, scratch, shard_of};
 use crate::damage::{assert_salvages, begin_of, in_files, weight};
@@ -9,8 +11,7 @@ use nix::libc::EIO;
 #[cfg(debug_assertions)]
 use nix::libc::{EACCES, EMFILE};
 use ringstow::internals::engine::{Action, Completion, Engine};
-use ringstow::internals::store::verify;
-use ringstow::{Config, Error, LoadOptions, OpenOptions, Promotion, Runtime, Store};
+use ringstow::{Config, Error, LoadOptions, OpenOptions, Promotion, Runtime};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -48,7 +49,7 @@ fn bad_sector_loses_its_checksum_chunk_alone() {
         let (_, begin) = begin_of(&dir, &small_config(), &weight(number));
         let sector = begin as u64 / 4096 * 4096;
         let runtime = with_bad_sector(sector);
-        let report = verify(&runtime, &dir, &Arc::default()).unwrap();
+        let report = verify(&runtime, &dir).unwrap();
         let [damage] = &report.damage[..] else { panic!("{:?}", report.damage) };
         assert_eq!((damage.offset, damage.bytes), (sector, 4096));
         assert!(damage.got.contains("Input/output error"), "{damage:?}");
@@ -66,7 +67,7 @@ fn bad_sector_loses_its_checksum_chunk_alone() {
 fn bad_sector_is_read_from_a_copy() {
     let (root, dir) = saved();
     let copy = root.path().join("tier").join("copy");
-    Store::new(small_config()).unwrap().promote(&dir, &copy, Promotion::default()).unwrap();
+    store().promote(&dir, &copy, Promotion::default()).unwrap();
     let (_, begin) = begin_of(&dir, &small_config(), &weight(2));
     let runtime = with_bad_sector(begin as u64 / 4096 * 4096);
     let opened = OpenOptions::of(&small_config()).copies(&[copy]).open(&dir).unwrap();
@@ -85,7 +86,7 @@ fn bad_sector_is_read_from_a_copy() {
 fn bad_first_sector_does_not_end_verify() {
     let (_root, dir) = saved();
     let runtime = with_bad_sector(0);
-    let report = verify(&runtime, &dir, &Arc::default()).unwrap();
+    let report = verify(&runtime, &dir).unwrap();
     assert_eq!(report.damage.len(), 1);
     assert_eq!((report.damage[0].offset, report.damage[0].tensors.len()), (0, 0));
 }
@@ -93,7 +94,7 @@ fn bad_first_sector_does_not_end_verify() {
 /// `verify` reports this file as damaged, and nothing else; the tensors that are not in it load. Returns what is wrong.
 #[track_caller]
 fn assert_lost(path: &Path, dir: &Path, state: &State, runtime: &Runtime) -> String {
-    let report = verify(runtime, dir, &Arc::default()).unwrap();
+    let report = verify(runtime, dir).unwrap();
     let [damage] = &report.damage[..] else { panic!("{:?}", report.damage) };
     assert_eq!((&*damage.file, damage.offset), (path, 0));
     assert_eq!(report.tensors, state.tensors.len());
@@ -125,7 +126,7 @@ fn file_that_cannot_be_opened_loses_its_tensors_alone() {
     }
     // Too many open files say nothing about this one.
     let _busy = fail_call(Call::Open, &path, EMFILE);
-    let error = verify(&runtime, &dir, &Arc::default()).unwrap_err();
+    let error = verify(&runtime, &dir).unwrap_err();
     assert_eq!(errno(&error), Some(EMFILE));
 }
 
@@ -161,7 +162,7 @@ fn link_and_anything_but_a_file_loses_its_tensors_alone() {
 #[cfg(debug_assertions)] // the seam exists in these builds only
 #[test]
 fn many_files_without_permission_are_found_in_few_passes() {
-    use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
+    use ringstow::internals::sys::seam::{Call, fail_if, on_thread};
     const FILES: usize = 40;
     let root = scratch();
     let dir = root.path().join("ckpt");
@@ -170,12 +171,10 @@ fn many_files_without_permission_are_found_in_few_passes() {
     let number = |on: &Path| -> Option<usize> {
         on.file_stem()?.to_str()?.strip_prefix("rank00000-")?.parse().ok()
     };
-    let is_denied = move |on: &Path| number(on).is_some_and(|number| number >= FILES / 2);
-    let denied = on_thread(move |_, call, on| match call == Call::Open && is_denied(on) {
-        true => Outcome::Fail(EACCES),
-        false => Outcome::Pass,
-    });
-    let report = verify(&runtime, &dir, &Arc::default()).unwrap();
+    let denied = on_thread(fail_if(EACCES, move |call, on| {
+        call == Call::Open && number(on).is_some_and(|number| number >= FILES / 2)
+    }));
+    let report = verify(&runtime, &dir).unwrap();
     assert_eq!(report.damage.len(), FILES / 2);
     let opens = denied.take_paths(Call::Open).into_iter().filter_map(|on| number(&on)).count();
     assert!(opens <= 3 * FILES, "{opens} opens");

@@ -15,13 +15,8 @@ fn leave_half(whole: &Path, rank: u32) -> PathBuf {
     left
 }
 
-/// Prunes, after looking whether it says beforehand what it will do.
-fn prune_as_planned(dir: &Path) -> Swept {
-    let config = Config::default();
-    let plan = ringstow::internals::store::prune_plan(dir, &config).unwrap();
-    let done = prune(dir).unwrap();
-    assert_eq!(plan, done);
-    done
+pub fn prune_as_planned(dir: &Path) -> Swept {
+    crate::common::prune_as_planned(dir, &Config::default())
 }
 
 #[test]
@@ -60,22 +55,6 @@ fn prune_removes_shares_that_were_never_committed() {
     let done = prune_as_planned(root.path());
     assert_eq!(done.removed.last(), Some(&killed));
     assert_eq!(names_in(root.path()), ["step-7"]);
-}
-
-#[test]
-fn prune_finishes_a_killed_removal_of_a_whole() {
-    for (taken_down, gone) in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)] {
-        for asked_for_itself in [false, true] {
-            let root = root(&[7, 8]);
-            let whole = at(root.path(), 7);
-            (0..taken_down).for_each(|rank| take_down(&whole, rank));
-            (0..gone).for_each(|rank| fs::remove_dir_all(part(&whole, rank)).unwrap());
-            fs::create_dir(whole.join(names::RECYCLED_DIR)).unwrap();
-            let done = prune_as_planned(if asked_for_itself { &whole } else { root.path() });
-            assert_eq!(done, Swept { removed: vec![whole], ..Swept::default() });
-            assert_eq!(names_in(root.path()), ["step-8"]);
-        }
-    }
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Removed as one: by `retain` and `remove`.
 
-use crate::common::{State, assert_says, names_in, runtime, scratch, step_at};
+use crate::common::{State, assert_says, names_in, retain_as_planned, runtime, scratch, step_at};
+use crate::each_rank::pruned::prune_as_planned;
 use crate::each_rank::{assert_incomplete, at, flip_last_byte, part, root, save_part, take_down};
+use ringstow::internals::store;
 use ringstow::internals::{format::names, store::prune_with};
 use ringstow::{
     Config, Disposal, Error, Pruning, RetainOptions, Status, Store, latest, prune, retain,
 };
 use std::fs;
+use std::path::{Path, PathBuf};
 
 #[test]
 fn retain_counts_a_whole_once_and_removes_all_of_it() {
@@ -14,14 +17,8 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
         let root = root(&[1, 2, 3]);
         fs::write(part(&at(root.path(), 2), 1).join("notes.txt"), "mine").unwrap();
         save_part(&at(root.path(), 9), 0, 3, "half");
-        let plan = ringstow::internals::store::retain_plan(
-            root.path(),
-            &RetainOptions { disposal, ..RetainOptions::new(1) },
-            &Config::default(),
-        )
-        .unwrap();
-        let done = retain(root.path(), 1, disposal).unwrap();
-        assert_eq!(plan, done);
+        let options = RetainOptions { disposal, ..RetainOptions::new(1) };
+        let done = retain_as_planned(root.path(), &options, &Config::default());
         assert_eq!(done.kept, [at(root.path(), 3)]);
         assert_eq!(done.removed, [at(root.path(), 1), at(root.path(), 2)]);
         assert_eq!(done.left.len(), 1);
@@ -35,18 +32,26 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
 
 #[test]
 fn killed_removal_is_no_checkpoint_and_is_finished() {
+    type Finish = fn(&Path, &Path) -> Vec<PathBuf>;
+    let finish: [Finish; 3] = [
+        |root, _| retain(root, 5, Disposal::Remove).unwrap().removed,
+        |root, _| prune_as_planned(root).removed,
+        |_, whole| prune_as_planned(whole).removed,
+    ];
     // So many manifests renamed, and then so many parts gone.
     for (taken_down, gone) in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)] {
-        let root = root(&[7, 8]);
-        let whole = at(root.path(), 7);
-        (0..taken_down).for_each(|rank| take_down(&whole, rank));
-        (0..gone).for_each(|rank| fs::remove_dir_all(part(&whole, rank)).unwrap());
-        let found = &Store::found().unwrap().list(root.path()).unwrap()[0];
-        assert_eq!(found.status, Status::Incomplete);
-        assert!(found.problem.as_ref().unwrap().contains("being removed"), "{found:?}");
-        let done = retain(root.path(), 5, Disposal::Remove).unwrap();
-        assert_eq!((done.removed, done.left), (vec![whole], vec![]));
-        assert_eq!(names_in(root.path()), ["step-8"]);
+        for finish in finish {
+            let root = root(&[7, 8]);
+            let whole = at(root.path(), 7);
+            (0..taken_down).for_each(|rank| take_down(&whole, rank));
+            (0..gone).for_each(|rank| fs::remove_dir_all(part(&whole, rank)).unwrap());
+            fs::create_dir(whole.join(names::RECYCLED_DIR)).unwrap();
+            let found = &Store::found().unwrap().list(root.path()).unwrap()[0];
+            assert_eq!(found.status, Status::Incomplete);
+            assert!(found.problem.as_ref().unwrap().contains("being removed"), "{found:?}");
+            assert_eq!(finish(root.path(), &whole), [whole]);
+            assert_eq!(names_in(root.path()), ["step-8"]);
+        }
     }
 }
 
@@ -146,22 +151,12 @@ fn retain_says_which_spare_files_it_removes() {
     }
     let all = [spares.join("rank00000-0.spare"), spares.join("rank00001-0.spare"), spares.clone()];
     let config = Config::default();
+    let options = RetainOptions { disposal: Disposal::Recycle, ..RetainOptions::new(1) };
     assert!(
-        ringstow::internals::store::retain_plan(
-            root.path(),
-            &RetainOptions { disposal: Disposal::Recycle, ..RetainOptions::new(1) },
-            &config
-        )
-        .unwrap()
-        .removed_recycled
-        .is_empty()
+        store::retain_plan(root.path(), &options, &config).unwrap().removed_recycled.is_empty()
     );
-    let plan =
-        ringstow::internals::store::retain_plan(root.path(), &RetainOptions::new(1), &config)
-            .unwrap();
-    assert_eq!(plan.removed_recycled, all);
-    assert!(all[0].exists(), "a plan changes nothing");
-    assert_eq!(retain(root.path(), 1, Disposal::Remove).unwrap(), plan);
+    let done = retain_as_planned(root.path(), &RetainOptions::new(1), &config);
+    assert_eq!(done.removed_recycled, all);
     assert!(!spares.exists());
 
     // A file of somebody else's keeps the directory.

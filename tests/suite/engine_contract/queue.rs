@@ -7,11 +7,16 @@ use ringstow::internals::engine::io_mode::{Trial, trial};
 use ringstow::internals::engine::queue::{
     Answer, Attached, Outcome, Queue, Reply, Request, is_cancelled,
 };
-use ringstow::internals::engine::{Action, Completion, Engine, Op, Transfer};
+use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Transfer};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// A request that nothing aborts.
+fn request(file: FileId, action: Action, needed: usize, reply: Reply) -> Request {
+    Request { file, action, needed, is_bulk: false, abort: None, reply }
+}
 
 /// Submits writes of whole blocks as buffers come free; the outcomes arrive in the channel.
 pub fn write_blocks(
@@ -29,14 +34,7 @@ pub fn write_blocks(
             let _ = send.send(result);
         });
         let action = Action::Write(whole(setup.filled(block), block));
-        queue.submit(Request {
-            file: file.id(),
-            action,
-            needed: BLOCK,
-            is_bulk: false,
-            abort: None,
-            reply,
-        });
+        queue.submit(request(file.id(), action, BLOCK, reply));
     }
     outcomes
 }
@@ -91,14 +89,10 @@ pub fn an_aborted_request_is_cancelled_without_io(setup: &Setup) {
     let queue = setup.queue();
     let file = queue.attach(setup.create("file")).unwrap();
     let (send, outcomes) = unbounded();
-    queue.submit(Request {
-        file: file.id(),
-        action: Action::Write(whole(setup.filled(0), 0)),
-        needed: BLOCK,
-        is_bulk: false,
-        abort: Some(Arc::new(AtomicBool::new(true))),
-        reply: Reply::new(move |outcome| send.send(outcome).unwrap()),
-    });
+    let reply = Reply::new(move |outcome| send.send(outcome).unwrap());
+    let action = Action::Write(whole(setup.filled(0), 0));
+    let abort = Some(Arc::new(AtomicBool::new(true)));
+    queue.submit(Request { abort, ..request(file.id(), action, BLOCK, reply) });
     let Outcome { result, buffer, .. } = outcomes.recv().unwrap();
     let error = result.unwrap_err();
     assert!(is_cancelled(&error));
@@ -138,17 +132,10 @@ pub fn a_reply_may_submit_the_next_request(setup: &Setup) {
     let reply = Reply::new(move |outcome| {
         outcome.result.unwrap();
         let reply = Reply::new(move |outcome| send.send(outcome.result).unwrap());
-        again.submit(Request {
-            file: id,
-            action: Action::Sync,
-            needed: 0,
-            is_bulk: false,
-            abort: None,
-            reply,
-        });
+        again.submit(request(id, Action::Sync, 0, reply));
     });
     let action = Action::Write(whole(setup.filled(0), 0));
-    queue.submit(Request { file: id, action, needed: BLOCK, is_bulk: false, abort: None, reply });
+    queue.submit(request(id, action, BLOCK, reply));
     outcomes.recv().unwrap().unwrap();
 }
 
@@ -216,8 +203,7 @@ fn an_abort_ends_a_request_before_its_next_attempt() {
     let (send, outcomes) = unbounded();
     let reply = Reply::new(move |outcome| send.send(outcome).unwrap());
     let action = Action::Write(whole(setup.filled(0), 0));
-    let abort = Some(abort);
-    queue.submit(Request { file: file.id(), action, needed: BLOCK, is_bulk: false, abort, reply });
+    queue.submit(Request { abort: Some(abort), ..request(file.id(), action, BLOCK, reply) });
     assert!(is_cancelled(&outcomes.recv().unwrap().result.unwrap_err()));
     assert_eq!(submitted.load(Ordering::Relaxed), 1);
 }
@@ -278,7 +264,7 @@ fn nobody_waits_for_all_that_a_background_save_has_copied() {
     let file = queue.attach(setup.create("file")).unwrap();
     let submit = |action, needed, is_bulk| {
         let reply = Reply::new(|outcome: Outcome| outcome.result.unwrap());
-        queue.submit(Request { file: file.id(), action, needed, is_bulk, abort: None, reply });
+        queue.submit(Request { is_bulk, ..request(file.id(), action, needed, reply) });
     };
     let write = |block, is_bulk| {
         submit(Action::Write(whole(setup.filled(block), block)), BLOCK, is_bulk);
@@ -319,15 +305,7 @@ fn a_dead_io_thread_answers_everything_with_an_error() {
         let _ = send.send(());
         panic!("in a reply");
     });
-    let request = Request {
-        file: file.id(),
-        action: Action::Sync,
-        needed: 0,
-        is_bulk: false,
-        abort: None,
-        reply,
-    };
-    queue.submit(request);
+    queue.submit(request(file.id(), Action::Sync, 0, reply));
     let outcomes = write_blocks(&setup, &queue, &file, BUFFERS);
     assert_eq!(outcomes.iter().count(), BUFFERS);
     // Writes may all end well before the sync does.

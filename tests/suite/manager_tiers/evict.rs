@@ -93,8 +93,7 @@ fn slimmed_step_leaves_too_and_is_whole_on_the_other_disk() {
         for step in next..next + 3 {
             let mut state = StateDict::new();
             for name in ["model.w", "optimizer.m"] {
-                let info = TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![9000] };
-                state.source(info, Box::new(vec![step as u8; 9000]));
+                held::add(&mut state, name, Filled { byte: step as u8, bytes: 9000 });
             }
             manager.save(step, &mut state, [("loss", 1.0)]).unwrap();
             manager.wait_promoted().unwrap();
@@ -174,8 +173,8 @@ fn step_that_the_other_disk_has_lost_or_has_in_part_stays_and_is_copied_again() 
     let losses: [fn(&Path); 4] = [
         |step| fs::remove_dir_all(step).unwrap(),
         |step| fs::remove_dir_all(step.parent().unwrap()).unwrap(), // a new, empty disk
-        |step| fs::remove_file(first_shard(step)).unwrap(),
-        |step| fs::write(first_shard(step), "cut").unwrap(),
+        |step| fs::remove_file(&shards_in(step)[0]).unwrap(),
+        |step| fs::write(&shards_in(step)[0], "cut").unwrap(),
     ];
     for lose in losses {
         let disks = Disks::new();
@@ -191,11 +190,6 @@ fn step_that_the_other_disk_has_lost_or_has_in_part_stays_and_is_copied_again() 
         drop(manager);
         assert_eq!((steps_in(&disks.run()), steps_in(&disks.shared())), (vec![3], vec![1, 2, 3]));
     }
-}
-
-fn first_shard(step: &Path) -> PathBuf {
-    let files = fs::read_dir(step).unwrap().map(|entry| entry.unwrap().path());
-    files.into_iter().find(|path| path.extension().is_some_and(|e| e == "safetensors")).unwrap()
 }
 
 #[test]
@@ -244,7 +238,7 @@ fn link_to_a_file_in_a_step_keeps_the_step_here() {
     let mut manager = disks.manager_of_one(Retention::default());
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap();
-    symlink(first_shard(&disks.run().join("step-00000001")), disks.run().join("best")).unwrap();
+    symlink(&shards_in(&disks.run().join("step-00000001"))[0], disks.run().join("best")).unwrap();
     save(&mut manager, 2, 2);
     drop(manager);
     assert_eq!(steps_in(&disks.run()), [1, 2]);

@@ -1,6 +1,6 @@
 //! Which names are steps, in which rows, and which links lead to them.
 
-use crate::common::{errno, names_in, runtime, scratch};
+use crate::common::{errno, names_in, no_values, runtime, scratch};
 use crate::steps::{
     all_named, keep, newest, retain_as_planned, root, save, why_left, with_pattern,
 };
@@ -10,7 +10,8 @@ use std::os::unix::fs::symlink;
 
 #[test]
 fn names_with_numbers_of_their_own_are_no_steps() {
-    let all = ["step-900", "step-1000", "best-7", "gpt2", "swa_v3", "ema-1000"];
+    let all =
+        ["step-900", "step-1000", "best-7", "final", "gpt2", "swa_v3", "ema-1000", "step-1000.bak"];
     // Whatever was saved last.
     for first in 0..all.len() {
         let mut order = all;
@@ -26,8 +27,14 @@ fn names_with_numbers_of_their_own_are_no_steps() {
         assert_eq!(all_named(&done.kept), ["step-1000"], "{order:?}");
         assert_eq!(all_named(&done.removed), ["step-900"]);
         assert_eq!(done.counted.as_deref(), Some("step-*"));
-        assert_eq!(names_in(root.path()), ["best-7", "ema-1000", "gpt2", "step-1000", "swa_v3"]);
+        assert_eq!(
+            names_in(root.path()),
+            ["best-7", "ema-1000", "final", "gpt2", "step-1000", "step-1000.bak", "swa_v3"]
+        );
         assert!(why_left(&done, "gpt2").contains("the steps here are step-*"));
+        for name in ["final", "step-1000.bak"] {
+            assert!(why_left(&done, name).contains("does not end in a number"), "{done:?}");
+        }
         assert!(done.warnings.is_empty(), "{done:?}");
     }
 }
@@ -87,7 +94,10 @@ fn a_directory_in_which_nothing_counts_is_warned_of() {
     assert!(warning.contains("Save with step=") && warning.contains("pattern="), "{warning}");
     let done = retain_as_planned(root.path(), &with_pattern(1, "step-*"));
     assert!(done.warnings[0].contains("fits the pattern step-*"), "{:?}", done.warnings);
-    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+    // Nor does one that is itself a checkpoint go.
+    let done = retain_as_planned(&root.path().join("a.bak"), &keep(1));
+    assert_eq!((done.removed.len(), done.left.len()), (0, 1), "{done:?}");
+    assert_eq!(names_in(root.path()), ["a.bak", "b.bak"]);
     // Nothing to say of an empty one.
     assert!(retain_as_planned(scratch().path(), &keep(1)).warnings.is_empty());
 }
@@ -214,7 +224,7 @@ fn several_ranks_save_a_step() {
         let session = Store::found().unwrap().begin(&dir, 1).unwrap().step(step);
         let (receipt, _) =
             ringstow::Store::found().unwrap().write_rank(&StateDict::new(), 0, &dir).unwrap();
-        let state = ringstow::Value::Dict(Vec::new()).to_json().unwrap();
+        let state = no_values();
         session.commit(vec![receipt], state).unwrap();
     }
     assert_eq!(newest(root.path()).as_deref(), Some("a"));

@@ -3,7 +3,7 @@
 use crate::common::{SIZES, State, names_in, runtime, scratch, small_config};
 use crate::steps::{all_named, keep, newest, retain_as_planned, root, save, why_left};
 use ringstow::internals::store::recycled;
-use ringstow::{Config, Disposal, RetainOptions, Runtime, Store, retain, steps};
+use ringstow::{Config, RetainOptions, Runtime, Store, steps};
 use std::fs;
 
 #[test]
@@ -34,16 +34,6 @@ fn recycled_files_without_a_matching_shard_go() {
     let state = State::new(4, &SIZES);
     assert!(state.save(&recycling(small_config()), &dir).unwrap().recycled_bytes > 0);
     state.assert_at(&recycling(small_config()), &dir);
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn removal_follows_the_configuration_by_default() {
-    assert_eq!(Disposal::of(&Config::default()), Disposal::Remove);
-    assert_eq!(Disposal::of(&Config { recycle: true, ..Config::default() }), Disposal::Recycle);
-    let root = root(&["step-1", "step-2"]);
-    retain(root.path(), 1, Disposal::of(&Config::default())).unwrap();
-    assert_eq!(names_in(root.path()), ["step-2"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use crate::common::{names_in, noise, scratch, small_config};
 use crate::streams::{CHECKED, read, sound, write};
 use nix::libc::{EINTR, EIO, ENOSPC};
-use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process};
+use ringstow::internals::sys::seam::{Call, Watch, fail_if, in_process};
 use ringstow::{Config, EngineChoice, Runtime, Switch};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,12 +33,11 @@ fn quick() -> Runtime {
 /// Fails the `n`th call on a path below a directory, or all from that on. Other tests run meanwhile.
 fn fail(below: &Path, n: u64, errno: i32, all: bool) -> Watch {
     let (below, mut seen) = (below.to_path_buf(), 0);
-    in_process(move |_, _, on| {
+    in_process(fail_if(errno, move |_, on| {
         let is_own = on.starts_with(&below);
         seen += u64::from(is_own);
-        let fails = is_own && (seen == n || all && seen > n);
-        if fails { Outcome::Fail(errno) } else { Outcome::Pass }
-    })
+        is_own && (seen == n || all && seen > n)
+    }))
 }
 
 fn calls_below(dir: &Path, watch: &Watch) -> Vec<(Call, PathBuf)> {

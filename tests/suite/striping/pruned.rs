@@ -2,10 +2,11 @@
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
 use super::*;
+use crate::common::{below, copy_dir, shards_in};
 use nix::libc::EIO;
 use ringstow::internals::{
     store::prune_with,
-    sys::seam::{Outcome, on_thread},
+    sys::seam::{Outcome, nth, on_thread},
 };
 use ringstow::{Pruning, Swept};
 use std::collections::BTreeSet;
@@ -13,15 +14,15 @@ use std::collections::BTreeSet;
 /// A checkpoint, and all that killed saves and removals can leave beside it.
 fn run() -> (Disks, PathBuf) {
     let disks = Disks::new(1);
-    let (run, runtime) = (disks.root.path().join("run"), disks.runtime());
+    let (run, runtime) = (disks.run(), disks.runtime());
     for step in ["step-1", "step-2", "step-3", "step-4/rank00000"] {
         State::new(1, &SIZES).save(&runtime, &run.join(step)).unwrap();
     }
     let run = run.canonicalize().unwrap();
     // A killed save.
     for dir in [run.join("step-2"), disks.stripe(0).join("step-2")] {
-        for name in names_in(&dir).iter().filter(|name| name.ends_with(".safetensors")) {
-            fs::rename(dir.join(name), dir.join(names::uncommitted(name))).unwrap();
+        for shard in shards_in(&dir) {
+            fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
         }
     }
     fs::remove_file(run.join("step-2/manifest.json")).unwrap();
@@ -45,29 +46,6 @@ fn run() -> (Disks, PathBuf) {
     (disks, run)
 }
 
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for name in names_in(from) {
-        match from.join(&name) {
-            dir if dir.is_dir() => copy(&dir, &to.join(name)),
-            file => drop(fs::copy(file, to.join(name)).unwrap()),
-        }
-    }
-}
-
-/// All paths below a directory.
-fn below(dir: &Path) -> BTreeSet<PathBuf> {
-    let mut found = BTreeSet::new();
-    for name in names_in(dir) {
-        let path = dir.join(name);
-        if path.is_dir() {
-            found.extend(below(&path));
-        }
-        found.insert(path);
-    }
-    found
-}
-
 fn prune(disks: &Disks, run: &Path) -> ringstow::Result<Swept> {
     let all = Pruning { recycled: true, ..Pruning::default() };
     prune_with(run, all, &disks.config())
@@ -89,25 +67,22 @@ fn prune_reports_all_that_it_removed_whichever_call_fails() {
     let (disks, run) = run();
     let dirs = [run.clone(), disks.stripe(0).canonicalize().unwrap()];
     let kept = dirs.each_ref().map(|dir| dir.with_extension("kept"));
-    dirs.iter().zip(&kept).for_each(|(dir, kept)| copy(dir, kept));
+    dirs.iter().zip(&kept).for_each(|(dir, kept)| copy_dir(dir, kept));
     let paths = || BTreeSet::from_iter(dirs.iter().flat_map(|dir| below(dir)));
     let before = paths();
     for n in 1.. {
         for (dir, kept) in dirs.iter().zip(&kept) {
             fs::remove_dir_all(dir).unwrap();
-            copy(kept, dir);
+            copy_dir(kept, dir);
         }
-        let watch = on_thread(move |number, _, _| match number == n {
-            true => Outcome::Fail(EIO),
-            false => Outcome::Pass,
-        });
+        let watch = on_thread(nth(n, Outcome::Fail(EIO)));
         let done = prune(&disks, &run);
         let calls = watch.take();
         drop(watch);
         let Some(failed) = calls.get(n as usize - 1) else {
             assert!(done.unwrap().left.is_empty());
             assert_first_alone(&disks, &run, "no call fails");
-            return State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+            return disks.assert_holds(1);
         };
         let what = format!("call {n}, {failed:?}: {done:#?}");
         let gone: BTreeSet<PathBuf> = before.difference(&paths()).cloned().collect();

@@ -2,11 +2,12 @@
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
 use super::*;
+use crate::common::{retain_as_planned, shards_in};
 use nix::libc::{EACCES, EIO, ESTALE};
 use ringstow::Wanted;
 use ringstow::internals::{
     format::names,
-    store::{latest, prune, prune_plan, remove_checkpoint, retain, retain_plan},
+    store::{latest, prune, retain},
     sys::seam::{Call, Outcome, fail_call, on_thread},
 };
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +26,7 @@ fn a_stripe_directory_that_stays_because_the_lock_fails_is_reported() {
     disks.save(1);
     let dir = disks.dir().canonicalize().unwrap();
     let failing = fail_call(Call::Lock, &dir, EIO);
-    let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    let removed = disks.remove(Disposal::Remove).unwrap();
     drop(failing);
     assert!(!dir.exists());
     assert_eq!(names_in(&disks.companion(0)), ["companion.json"]);
@@ -37,10 +38,7 @@ fn a_stripe_directory_that_stays_because_the_lock_fails_is_reported() {
     assert_eq!(swept.left[0].path, disks.companion(0));
     says(&swept.left[0].reason, &["only the marker of", "step-1"]);
     // The run's own knows that its checkpoint is gone.
-    let run = disks.root.path().join("run");
-    let planned = prune_plan(&run, &disks.config()).unwrap();
-    let swept = prune(&run, &disks.config()).unwrap();
-    assert_eq!(planned, swept);
+    let swept = disks.prune();
     assert_eq!(swept.removed.last(), Some(&disks.companion(0)));
     disks.assert_empty();
 }
@@ -48,7 +46,7 @@ fn a_stripe_directory_that_stays_because_the_lock_fails_is_reported() {
 #[test]
 fn prune_removes_markers_that_are_nobodys_and_no_others() {
     let disks = Disks::new(1);
-    let (run, stripe) = (disks.root.path().join("run"), disks.stripe(0));
+    let (run, stripe) = (disks.run(), disks.stripe(0));
     fs::create_dir(&run).unwrap();
     let run = run.canonicalize().unwrap();
     let write = |dir: &str, name: &str, text: &str| {
@@ -65,7 +63,7 @@ fn prune_removes_markers_that_are_nobodys_and_no_others() {
     write("app", "companion.json", r#"{"name": "companion"}"#);
     write("cut", "companion.json", r#"{"check"#);
     fs::create_dir(stripe.join("empty")).unwrap();
-    prune(&run, &disks.config()).unwrap();
+    disks.prune();
     assert_eq!(names_in(&stripe), ["app", "elsewhere", "empty", "shards", "theirs"]);
 }
 
@@ -76,17 +74,16 @@ fn prune_passes_over_directories_on_a_stripe_disk_that_it_may_not_list() {
     let denied = disks.stripe(0).join("lost+found");
     fs::create_dir(&denied).unwrap();
     let _failing = fail_call(Call::List, &denied, EACCES);
-    prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    disks.prune();
 }
 
 #[test]
 fn prune_says_that_it_failed_where_the_disk_does_and_not_where_it_may_not_look() {
     let disks = Disks::new(1);
-    let run = disks.root.path().join("run");
     let [first, ..] = run_of_three(&disks);
     for (errno, failed) in [(EIO, true), (EACCES, false)] {
         let _failing = fail_call(Call::List, &first, errno);
-        let swept = prune(&run, &disks.config()).unwrap();
+        let swept = disks.prune();
         assert_eq!((swept.left.len(), &swept.left[0].path), (1, &first), "{swept:?}");
         assert_eq!(swept.left[0].failed, failed, "{swept:?}");
     }
@@ -112,8 +109,8 @@ fn assert_third_alone(disks: &Disks, run: &Path) {
 /// Turns a checkpoint into what a save leaves that is killed before its commit.
 fn uncommit(dirs: &[&Path]) {
     for dir in dirs {
-        for name in names_in(dir).iter().filter(|name| name.ends_with(".safetensors")) {
-            fs::rename(dir.join(name), dir.join(format!("{name}.part"))).unwrap();
+        for shard in shards_in(dir) {
+            fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
         }
     }
     fs::remove_file(dirs[0].join("manifest.json")).unwrap();
@@ -122,16 +119,14 @@ fn uncommit(dirs: &[&Path]) {
 #[test]
 fn clean_ups_leave_the_checkpoint_whose_marker_cannot_be_read_and_do_the_rest() {
     let disks = Disks::new(1);
-    let run = disks.root.path().join("run");
+    let run = disks.run();
     let [first, second, third] = run_of_three(&disks);
     let retention = RetainOptions::new(1);
     let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
     State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
-    let planned = retain_plan(&run, &retention, &disks.config()).unwrap();
-    let retained = retain(&run, &retention, &disks.config()).unwrap();
-    assert_eq!(planned, retained);
+    let retained = retain_as_planned(&run, &retention, &disks.config());
     assert_eq!((&*retained.kept, &*retained.removed), (&[third.clone()][..], &[second][..]));
-    let swept = prune(&run, &disks.config()).unwrap();
+    let swept = disks.prune();
     for left in [retained.left, swept.left] {
         assert_eq!((left.len(), &left[0].path, left[0].failed), (1, &first, true), "{left:?}");
         says(&left[0].reason, &["companion.json", "reading", "dmesg"]);
@@ -151,7 +146,7 @@ fn stripe_directory_whose_marker_cannot_be_read_does_not_hide_the_checkpoints_ow
         State::new(step, &SIZES).save(&Runtime::new(config).unwrap(), &dir).unwrap();
     }
     let _failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(1);
 }
 
 #[test]
@@ -168,7 +163,7 @@ fn save_goes_on_if_prune_removes_an_empty_stripe_directory_meanwhile() {
     });
     disks.save(1);
     drop(watch);
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(1);
 }
 
 /// What the system does not say is not "missing": nobody goes back to an earlier checkpoint for it.
@@ -176,7 +171,7 @@ fn save_goes_on_if_prune_removes_an_empty_stripe_directory_meanwhile() {
 fn directory_that_the_system_does_not_show_is_an_error_and_no_missing_file() {
     let disks = Disks::new(1);
     disks.save(1);
-    let run = disks.root.path().join("run");
+    let run = disks.run();
     for (call, path) in
         [(Call::Look, disks.stripe(0)), (Call::List, disks.companion(0)), (Call::Look, disks.dir())]
     {
@@ -191,7 +186,7 @@ fn directory_that_the_system_does_not_show_is_an_error_and_no_missing_file() {
         }
     }
     let _failing = fail_call(Call::Look, &disks.companion(0).join("rank00000-1.safetensors"), EIO);
-    let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
+    let removed = disks.remove(Disposal::Remove).unwrap_err();
     assert_eq!(removed.io_error().unwrap().raw_os_error(), Some(EIO), "{removed}");
 }
 
@@ -209,27 +204,25 @@ fn file_that_is_lost_is_missing_whatever_other_disks_refuse() {
 #[test]
 fn prune_leaves_the_killed_save_whose_marker_cannot_be_read_and_clears_the_others() {
     let disks = Disks::new(1);
-    let run = disks.root.path().join("run");
+    let run = disks.run();
     let [first, second, _] = run_of_three(&disks);
     uncommit(&[&first, &disks.companion(0)]);
     uncommit(&[&second, &disks.stripe(0).join("step-2")]);
     let before = names_in(&first);
     let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
-    let planned = prune_plan(&run, &disks.config()).unwrap();
-    let swept = prune(&run, &disks.config()).unwrap();
+    let swept = disks.prune();
     drop(failing);
-    assert_eq!(planned, swept);
     assert_eq!((swept.left.len(), &swept.left[0].path), (1, &first), "{swept:?}");
     assert_eq!(names_in(&first), before);
     assert!(!second.exists() && !disks.stripe(0).join("step-2").exists());
-    prune(&run, &disks.config()).unwrap();
+    disks.prune();
     assert_third_alone(&disks, &run);
 }
 
 #[test]
 fn prune_leaves_a_marker_alone_that_it_cannot_read_and_removes_the_others() {
     let disks = Disks::new(1);
-    let run = disks.root.path().join("run");
+    let run = disks.run();
     fs::create_dir(&run).unwrap();
     let run = run.canonicalize().unwrap();
     for name in ["step-1", "step-2"] {
@@ -239,7 +232,7 @@ fn prune_leaves_a_marker_alone_that_it_cannot_read_and_removes_the_others() {
         fs::write(dir.join("companion.json"), marker).unwrap();
     }
     let _failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
-    let swept = prune(&run, &disks.config()).unwrap();
+    let swept = disks.prune();
     assert_eq!((swept.left.len(), &swept.left[0].path), (1, &disks.companion(0)), "{swept:?}");
     assert!(swept.left[0].failed);
     assert_eq!(names_in(&disks.stripe(0)), ["step-1"]);
@@ -252,7 +245,7 @@ fn removal_that_cannot_know_whose_the_dcp_mark_is_changes_nothing() {
     let mark = disks.dir().join(names::DCP_MARK);
     fs::write(&mark, names::DCP_MARK_WORDS).unwrap();
     let before = names_in(&disks.dir());
-    let remove = || remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config());
+    let remove = || disks.remove(Disposal::Remove);
     let failing = fail_call(Call::Read, &mark, EIO);
     let error = remove().unwrap_err();
     drop(failing);
@@ -268,7 +261,7 @@ fn directories_that_the_system_refuses_to_remove_are_reported() {
     disks.save(1);
     let both = [disks.companion(0), disks.dir()];
     let _refused = both.each_ref().map(|dir| fail_call(Call::RemoveDir, dir, EACCES));
-    let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    let removed = disks.remove(Disposal::Remove).unwrap();
     assert!(names_in(&disks.dir()).is_empty());
     assert!(both.iter().all(|dir| !removed.removed.contains(dir)), "{removed:?}");
     assert_eq!(left(&removed), both.each_ref().map(|dir| &**dir));

@@ -1,6 +1,7 @@
 //! What is removed, or left by a kill, goes from all disks or from none.
 
 use super::*;
+use crate::common::{retain_as_planned, shards_in};
 use ringstow::internals::store::{prune, prune_plan};
 
 #[test]
@@ -15,14 +16,12 @@ fn killed_saves_litter_is_cleared_from_all_stripes() {
     for left in [&own, &companion] {
         fs::write(left.join("rank00000-1.g1.safetensors.part"), "half").unwrap();
     }
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
-    let planned = prune_plan(&disks.root.path().join("run"), &disks.config());
-    let swept = prune(&disks.root.path().join("run"), &disks.config()).unwrap();
-    assert_eq!(planned.unwrap(), swept);
+    disks.assert_holds(1);
+    let swept = disks.prune();
     assert_eq!(swept.renamed, [shard]);
     assert_eq!(swept.removed.len(), 2);
     assert_no_litter_in(&disks.config(), &disks.dir());
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(1);
 }
 
 #[test]
@@ -38,7 +37,7 @@ fn killed_first_save_is_cleared_with_its_stripes() {
     let swept = prune(&disks.stripe(0), &disks.config()).unwrap();
     assert_eq!((swept.removed.len(), swept.left.len()), (0, 1));
     assert!(swept.left[0].reason.contains("run/step-1"), "{swept:?}");
-    prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    disks.prune();
     disks.assert_empty();
 }
 
@@ -49,8 +48,7 @@ fn shards_of_a_checkpoint_that_is_gone_are_named_and_stay() {
     let moved = disks.root.path().join("archive/step-1");
     fs::create_dir(moved.parent().unwrap()).unwrap();
     fs::rename(disks.dir(), &moved).unwrap();
-    let run = disks.root.path().join("run");
-    let swept = prune(&run, &disks.config()).unwrap();
+    let swept = disks.prune();
     let left: Vec<_> = swept.left.iter().map(|left| left.path.clone()).collect();
     assert_eq!(left, [disks.companion(0), disks.companion(1)]);
     let reason = &swept.left[0].reason;
@@ -71,16 +69,13 @@ fn uncommitted_shards_without_a_marker_stop_no_save_and_are_cleared() {
         fs::write(disks.companion(0).join(marker), "half").unwrap();
     };
     litter();
-    fs::create_dir_all(disks.root.path().join("run")).unwrap();
-    let run = disks.root.path().join("run");
-    let planned = prune_plan(&run, &disks.config()).unwrap();
-    let swept = prune(&run, &disks.config()).unwrap();
-    assert_eq!(planned, swept);
+    fs::create_dir_all(disks.run()).unwrap();
+    let swept = disks.prune();
     let dir = disks.companion(0);
     assert_eq!(swept.removed, [dir.join(marker), dir.join(part), dir]);
     litter();
     disks.save(1);
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(1);
     assert_no_litter_in(&disks.config(), &disks.dir());
 }
 
@@ -92,20 +87,19 @@ fn committed_shards_that_lost_their_marker_are_nobodys_to_remove() {
     let shard = disks.companion(0).join("rank00000-1.safetensors");
     fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
     fs::remove_file(disks.companion(0).join("companion.json")).unwrap();
-    let swept = prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    let swept = disks.prune();
     assert_eq!(swept.removed, [] as [PathBuf; 0]);
     let other = disks.root.path().join("other/step-1");
     let error = State::new(2, &SIZES).save(&disks.runtime(), &other).unwrap_err();
     assert_says(&error, &["disk0/step-1", "nobody's stripe directory"]);
-    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    disks.assert_holds(1);
 }
 
 #[test]
 fn deleting_a_checkpoint_frees_all_its_disks() {
     let disks = Disks::new(2);
     disks.save(1);
-    ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config())
-        .unwrap();
+    disks.remove(Disposal::Remove).unwrap();
     disks.assert_empty();
 }
 
@@ -115,58 +109,34 @@ fn checkpoint_with_unnamed_stripes_is_not_removed() {
     disks.save(1);
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     for config in [small_config(), here_only] {
-        let error =
-            ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config)
-                .unwrap_err();
+        let error = store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config).unwrap_err();
         assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
         assert_says(
             &error,
             &["of 3 files", "rank00000-2.safetensors", "not found", "disk1", "set `stripe`"],
         );
-        State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+        disks.assert_holds(1);
     }
     // Nor one of which files are lost.
     fs::remove_dir_all(disks.companion(1)).unwrap();
-    let error = ringstow::internals::store::remove_checkpoint(
-        &disks.dir(),
-        Disposal::Remove,
-        &disks.config(),
-    )
-    .unwrap_err();
+    let error = disks.remove(Disposal::Remove).unwrap_err();
     assert_says(&error, &["disk1/step-1 is not there", "remove the directory yourself"]);
 }
 
 #[test]
 fn striped_shares_stay_while_one_shares_files_are_missing() {
     let disks = Disks::new(1);
-    for rank in 0..2 {
-        let part = disks.dir().join(names::rank_dir(rank));
-        let part_of = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Session::begin(&part, 1, &disks.config()).unwrap().rank_share(part_of);
-        let mut state = StateDict::new();
-        for name in ["a", "b"] {
-            state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();
-        }
-        let receipt = ringstow::Store::new(disks.config().clone())
-            .unwrap()
-            .write_rank(&state, 0, &part)
-            .unwrap()
-            .0;
-        session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
-    }
+    let state = State::new(1, &[500, 500]);
+    (0..2).for_each(|rank| state.save_alone((rank, 2), "a", &disks.runtime(), &disks.dir()));
     let manifests =
         || ["rank00000", "rank00001"].map(|r| disks.dir().join(r).join(names::MANIFEST));
-    let error = ringstow::internals::store::remove_checkpoint(
-        &disks.dir(),
-        Disposal::Remove,
-        &small_config(),
-    )
-    .unwrap_err();
+    let error =
+        store::remove_checkpoint(&disks.dir(), Disposal::Remove, &small_config()).unwrap_err();
     assert_says(&error, &["1 of 2 files", "not found", "set `stripe`"]);
     assert!(manifests().iter().all(|manifest| manifest.exists()));
     // Nor does a clean-up finish a removal that was killed.
     fs::rename(&manifests()[0], manifests()[0].with_extension("json.retired")).unwrap();
-    let run = disks.root.path().join("run");
+    let run = disks.run();
     for swept in [prune_plan(&run, &small_config()), prune(&run, &small_config())] {
         assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
     }
@@ -175,7 +145,7 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
     let swept = prune(&run, &small_config()).unwrap();
     assert!(swept.left[0].reason.contains("may still be in"), "{swept:?}");
-    prune(&run, &disks.config()).unwrap();
+    disks.prune();
     disks.assert_empty();
 }
 
@@ -183,20 +153,15 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
 fn killed_removal_is_finished_once_all_stripes_are_named() {
     let disks = Disks::new(2);
     disks.save(1);
-    let (run, manifest) = (disks.root.path().join("run"), disks.dir().join(names::MANIFEST));
+    let (run, manifest) = (disks.run(), disks.dir().join(names::MANIFEST));
     fs::rename(&manifest, disks.dir().join(names::REMOVAL_MARK)).unwrap();
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     let others = Disks::new(2);
     for config in [small_config(), here_only, others.config()] {
-        let planned = prune_plan(&run, &config).unwrap();
-        let swept = prune(&run, &config).unwrap();
-        assert_eq!(planned, swept);
+        let swept = prune_as_planned(&run, &config);
         assert!(swept.removed.is_empty(), "{swept:?}");
-        let error =
-            ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config)
-                .unwrap_err();
-        let retained =
-            ringstow::internals::store::retain(&run, &RetainOptions::new(1), &config).unwrap();
+        let error = store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        let retained = store::retain(&run, &RetainOptions::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
             let words = ["its removal was killed", "may still be in", "disk1", "set `stripe`"];
             assert!(words.iter().all(|words| said.contains(words)), "{said}");
@@ -205,7 +170,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
     }
     // Before it was killed, it may have got so far.
     fs::remove_dir_all(disks.companion(0)).unwrap();
-    prune(&run, &disks.config()).unwrap();
+    disks.prune();
     disks.assert_empty();
 }
 
@@ -216,8 +181,8 @@ fn killed_removal_is_finished_on_remounted_stripes() {
     fs::rename(disks.dir().join(names::MANIFEST), disks.dir().join(names::REMOVAL_MARK)).unwrap();
     let moved = disks.root.path().join("moved");
     fs::rename(disks.stripe(0), &moved).unwrap();
-    let run = disks.root.path().join("run");
-    let swept = prune(&run, &disks.config()).unwrap();
+    let run = disks.run();
+    let swept = disks.prune();
     assert!(swept.left[0].reason.contains("is not there: mount its disk"), "{swept:?}");
     prune(&run, &Config { stripe: vec![moved.clone()], ..small_config() }).unwrap();
     assert!(!disks.dir().exists());
@@ -234,12 +199,7 @@ fn retain_leaves_checkpoints_with_missing_stripes() {
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
     // It loads, but the marker of its stripe directory names another checkpoint.
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
-    let plan =
-        ringstow::internals::store::retain_plan(&run, &RetainOptions::new(1), &disks.config())
-            .unwrap();
-    let done =
-        ringstow::internals::store::retain(&run, &RetainOptions::new(1), &disks.config()).unwrap();
-    assert_eq!(plan, done);
+    let done = retain_as_planned(&run, &RetainOptions::new(1), &disks.config());
     assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 0, 1));
     for words in ["rank00000-1.safetensors", "if you moved that to", "companion.json"] {
         assert!(done.left[0].reason.contains(words), "{done:?}");
@@ -259,8 +219,7 @@ fn retain_clears_killed_saves_from_all_stripes() {
         fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
     }
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
-    let done =
-        ringstow::internals::store::retain(run, &RetainOptions::new(1), &disks.config()).unwrap();
+    let done = store::retain(run, &RetainOptions::new(1), &disks.config()).unwrap();
     assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
     assert_eq!(names_in(run), ["step-2"]);
     assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);
@@ -270,18 +229,8 @@ fn retain_clears_killed_saves_from_all_stripes() {
 fn removed_checkpoint_is_recycled_on_each_stripe() {
     let disks = Disks::new(2);
     disks.save(1);
-    let file_bytes = |dir: &Path| -> u64 {
-        let shards = std::fs::read_dir(dir).unwrap().flatten();
-        let shards = shards.filter(|e| e.path().extension().is_some_and(|x| x == "safetensors"));
-        shards.map(|shard| shard.metadata().unwrap().len()).sum()
-    };
-    assert!(file_bytes(&disks.companion(0)) > 0);
-    let removed = ringstow::internals::store::remove_checkpoint(
-        &disks.dir(),
-        Disposal::Recycle,
-        &disks.config(),
-    )
-    .unwrap();
+    assert!(!shards_in(&disks.companion(0)).is_empty());
+    let removed = disks.remove(Disposal::Recycle).unwrap();
     assert_eq!(removed.recycled, 3);
     assert!(!disks.dir().exists() && !disks.companion(0).exists());
     let again = disks.dir().with_file_name("step-2");
@@ -306,10 +255,7 @@ fn killed_shares_are_cleared_from_all_stripes() {
             fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
         }
     }
-    let run = disks.root.path().join("run");
-    let planned = prune_plan(&run, &disks.config()).unwrap();
-    let swept = prune(&run, &disks.config()).unwrap();
-    assert_eq!(planned, swept);
+    let swept = disks.prune();
     assert_eq!(swept.removed.last(), Some(&disks.dir()));
     disks.assert_empty();
 }
@@ -324,17 +270,15 @@ fn stripe_directory_without_a_finished_marker_is_cleared_unless_a_save_is_claimi
     }
     let claiming = fs::File::open(disks.companion(1)).unwrap();
     claiming.lock().unwrap();
-    let (run, config) = (disks.root.path().join("run"), disks.config());
-    let prune = || prune(&run, &config).unwrap();
     let removed = [disks.companion(0).join("companion.json.part"), disks.companion(0)];
-    assert_eq!(prune().removed, removed);
+    assert_eq!(disks.prune().removed, removed);
     assert!(!disks.companion(0).exists() && disks.companion(1).exists());
     drop(claiming);
     // A file that is not ringstow's keeps all.
     let theirs = disks.companion(1).join("notes.txt");
     fs::write(&theirs, "mine").unwrap();
-    assert!(prune().removed.is_empty());
+    assert!(disks.prune().removed.is_empty());
     fs::remove_file(theirs).unwrap();
-    prune();
+    disks.prune();
     disks.assert_empty();
 }

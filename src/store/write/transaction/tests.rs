@@ -138,36 +138,6 @@ fn checkpoint_opened_right_after_its_commit_loads_under_its_final_names() {
 }
 
 #[test]
-fn failed_save_leaves_no_trace() {
-    let root = tempfile::tempdir().unwrap();
-    let dir = root.path().join("a/b");
-    let mut tx = Transaction::begin(&dir, &[]).unwrap();
-    write_part(&mut tx, 1);
-    drop(tx);
-    assert!(!root.path().join("a").exists());
-}
-
-#[test]
-fn second_save_at_once_is_refused() {
-    let root = tempfile::tempdir().unwrap();
-    let dir = root.path().join("x");
-    let mut tx = Transaction::begin(&dir, &[]).unwrap();
-    let manifest = write_part(&mut tx, 1);
-    assert!(matches!(Transaction::begin(&dir, &[]), Err(Error::Busy { .. })));
-    tx.commit(&manifest).unwrap();
-    assert_eq!(mark_at(&dir), 1);
-}
-
-#[test]
-fn other_programs_safetensors_files_are_refused_and_stay() {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("model.safetensors"), "theirs").unwrap();
-    let error = Transaction::begin(dir.path(), &[]).unwrap_err();
-    assert!(error.to_string().contains("model.safetensors"), "{error}");
-    assert!(dir.path().join("model.safetensors").exists());
-}
-
-#[test]
 fn damaged_checkpoint_is_replaced_and_kept_until_then() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);

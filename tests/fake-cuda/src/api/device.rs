@@ -2,12 +2,11 @@
 
 use super::{Call, Needs, call, put, put_text};
 use crate::abi::{
-    Code, Handle, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, MAX_PITCH, NO_DEVICE, NOT_FOUND,
-    describe,
+    Code, Handle, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, describe,
 };
 use crate::context;
 use crate::driver::driver;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint};
 
 impl Call {
     /// # Errors
@@ -71,68 +70,9 @@ unsafe extern "C" fn cuDeviceGetAttribute(
     device: c_int,
 ) -> Code {
     call("cuDeviceGetAttribute", Needs::Init, |call| {
-        let ordinal = call.check_device(device)?;
-        // SAFETY: see cuDriverGetVersion.
-        unsafe { put(value, attribute_of(ordinal, attribute)) }
-    })
-}
-
-/// `CUdevice_attribute`, as far as it is of any use here; 0 for the others.
-fn attribute_of(ordinal: usize, attribute: c_uint) -> c_int {
-    match attribute {
-        10 => 32,                   // WARP_SIZE
-        11 => MAX_PITCH as c_int,   // MAX_PITCH
-        16 => 132,                  // MULTIPROCESSOR_COUNT
-        31 => 1,                    // CONCURRENT_KERNELS
-        33 => ordinal as c_int + 1, // PCI_BUS_ID
-        40 => 3,                    // ASYNC_ENGINE_COUNT
-        41 => 1,                    // UNIFIED_ADDRESSING
-        75 => 9,                    // COMPUTE_CAPABILITY_MAJOR
-        78 => 1,                    // STREAM_PRIORITIES_SUPPORTED
-        91 => 1,                    // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-        99 => 1,                    // HOST_REGISTER_SUPPORTED
-        113 => 1,                   // READ_ONLY_HOST_REGISTER_SUPPORTED
-        115 => 1,                   // MEMORY_POOLS_SUPPORTED
-        _ => 0,
-    }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> Code {
-    call("cuDeviceTotalMem_v2", Needs::Init, |call| {
         call.check_device(device)?;
-        // SAFETY: see cuDriverGetVersion.
-        unsafe { put(bytes, call.state.options.memory_bytes) }
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_int) -> Code {
-    call("cuDeviceGetPCIBusId", Needs::Init, |call| {
-        let ordinal = call.check_device(device)?;
-        // SAFETY: see cuDriverGetVersion.
-        unsafe { put_text(id, len, &format!("0000:{:02X}:00.0", ordinal + 1)) }
-    })
-}
-
-/// What cudarc calls for a CUDA before 13.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> Code {
-    uuid_of("cuDeviceGetUuid", uuid, device)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Code {
-    uuid_of("cuDeviceGetUuid_v2", uuid, device)
-}
-
-fn uuid_of(function: &'static str, uuid: *mut [u8; 16], device: c_int) -> Code {
-    call(function, Needs::Init, |call| {
-        let ordinal = call.check_device(device)?;
-        let mut bytes = *b"fake-cuda-gpu-\0\0";
-        bytes[15] = ordinal as u8;
-        // SAFETY: see cuDriverGetVersion.
-        unsafe { put(uuid, bytes) }
+        // SAFETY: see cuDriverGetVersion. Of all attributes, it has MEMORY_POOLS_SUPPORTED.
+        unsafe { put(value, c_int::from(attribute == 115)) }
     })
 }
 
@@ -202,14 +142,6 @@ unsafe extern "C" fn cuCtxPopCurrent_v2(out: *mut Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetDevice(out: *mut c_int) -> Code {
-    call("cuCtxGetDevice", Needs::Context, |call| {
-        // SAFETY: see cuDriverGetVersion.
-        unsafe { put(out, context::device_of(call.context) as c_int) }
-    })
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", Needs::Context, |call| {
         let context = call.context;
@@ -234,22 +166,4 @@ fn describe_to(code: Code, out: *mut *const c_char, name: bool) -> Code {
     // SAFETY: see cuDriverGetVersion.
     let written = unsafe { put(out, found.map_or(std::ptr::null(), |text| text.as_ptr())) };
     if found.is_none() { INVALID_VALUE } else { written.err().unwrap_or(0) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress_v2(
-    _symbol: *const c_char,
-    out: *mut *mut c_void,
-    _version: c_int,
-    _flags: u64,
-    status: *mut c_uint,
-) -> Code {
-    call("cuGetProcAddress_v2", Needs::Nothing, |_| {
-        // SAFETY: see cuDriverGetVersion. 1: CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
-        unsafe {
-            put(out, std::ptr::null_mut())?;
-            let _ = put(status, 1); // may be null
-        }
-        Err(NOT_FOUND)
-    })
 }

@@ -39,26 +39,8 @@ unsafe extern "C" fn cuEventQuery(event: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventSynchronize(event: Handle) -> Code {
-    call("cuEventSynchronize", Needs::Context, |call| {
-        let Some(place) = call.state.recorded(event)? else { return Ok(()) };
-        let context = call.state.event(event)?.context;
-        call.wait_until(|state| state.is_done(place), context).map(drop)
-    })
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventElapsedTime(out: *mut f32, start: Handle, end: Handle) -> Code {
-    elapsed("cuEventElapsedTime", out, start, end)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventElapsedTime_v2(out: *mut f32, start: Handle, end: Handle) -> Code {
-    elapsed("cuEventElapsedTime_v2", out, start, end)
-}
-
-fn elapsed(function: &'static str, out: *mut f32, start: Handle, end: Handle) -> Code {
-    call(function, Needs::Context, |call| {
+    call("cuEventElapsedTime", Needs::Context, |call| {
         // SAFETY: the caller's promise.
         unsafe { put(out, call.state.elapsed_ms(start, end)?) }
     })

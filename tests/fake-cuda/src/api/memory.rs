@@ -1,7 +1,7 @@
 //! Device memory and the registration of host memory.
 
 use super::{Call, Needs, call, put};
-use crate::abi::{Code, DevicePtr, Handle, INVALID_VALUE, NOT_SUPPORTED, TYPE_DEVICE, TYPE_HOST};
+use crate::abi::{Code, DevicePtr, Handle, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context;
 use crate::driver::driver;
 use crate::stream::Work;
@@ -83,19 +83,6 @@ unsafe extern "C" fn cuMemFreeAsync(address: DevicePtr, stream: Handle) -> Code 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
-    call("cuMemGetInfo_v2", Needs::Context, |call| {
-        let capacity = call.state.options.memory_bytes;
-        let used = call.state.memory.allocated_on(context::device_of(call.context));
-        // SAFETY: the caller's promise.
-        unsafe {
-            put(free, capacity - used)?;
-            put(total, capacity)
-        }
-    })
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostRegister_v2(start: usize, len: usize, flags: c_uint) -> Code {
     call("cuMemHostRegister_v2", Needs::Context, |mut call| {
         let context = call.context;
@@ -120,56 +107,19 @@ unsafe extern "C" fn cuMemHostUnregister(start: usize) -> Code {
     })
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemHostGetFlags(out: *mut c_uint, address: usize) -> Code {
-    call("cuMemHostGetFlags", Needs::Context, |call| {
-        let (_, found) = call.state.memory.registration_at(address).ok_or(INVALID_VALUE)?;
-        // SAFETY: the caller's promise.
-        unsafe { put(out, found.flags) }
-    })
-}
-
-/// What `cuPointerGetAttribute` tells of an address, of a device or registered.
-struct Known {
-    context: Handle,
-    memory_type: c_uint,
-    start: u64,
-    len: usize,
-}
-
+/// The Python package asks whose memory it is, and nothing else.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerGetAttribute(out: usize, attribute: c_uint, address: u64) -> Code {
+    const DEVICE_ORDINAL: c_uint = 9;
     call("cuPointerGetAttribute", Needs::Init, |call| {
-        let known = call.know(address).ok_or(INVALID_VALUE)?;
-        let ordinal = context::device_of(known.context) as c_int;
-        // SAFETY: the caller's promise that there is room for what the attribute is, for all arms.
-        unsafe {
-            match attribute {
-                1 => put(out as *mut Handle, known.context), // CONTEXT
-                2 => put(out as *mut c_uint, known.memory_type), // MEMORY_TYPE
-                3 => put(out as *mut u64, address),          // DEVICE_POINTER
-                4 if known.memory_type == TYPE_HOST => put(out as *mut u64, address), // HOST_POINTER
-                4 => Err(INVALID_VALUE),
-                8 => put(out as *mut c_uint, 0),      // IS_MANAGED
-                9 => put(out as *mut c_int, ordinal), // DEVICE_ORDINAL
-                11 => put(out as *mut u64, known.start), // RANGE_START_ADDR
-                12 => put(out as *mut usize, known.len), // RANGE_SIZE
-                13 => put(out as *mut c_uint, 1),     // MAPPED
-                _ => Err(NOT_SUPPORTED),
-            }
+        let memory = &call.state.memory;
+        let allocated = memory.allocation_at(address).map(|(_, found)| found.context);
+        let registered = || Some(memory.registration_at(address as usize)?.1.context);
+        let context = allocated.or_else(registered).ok_or(INVALID_VALUE)?;
+        if attribute != DEVICE_ORDINAL {
+            return Err(NOT_SUPPORTED);
         }
+        // SAFETY: the caller's promise.
+        unsafe { put(out as *mut c_int, context::device_of(context) as c_int) }
     })
-}
-
-impl Call {
-    fn know(&self, address: u64) -> Option<Known> {
-        let memory = &self.state.memory;
-        if let Some((start, found)) = memory.allocation_at(address) {
-            let (context, len) = (found.context, found.len);
-            return Some(Known { context, memory_type: TYPE_DEVICE, start, len });
-        }
-        let (start, found) = memory.registration_at(address as usize)?;
-        let (context, len) = (found.context, found.len);
-        Some(Known { context, memory_type: TYPE_HOST, start: start as u64, len })
-    }
 }

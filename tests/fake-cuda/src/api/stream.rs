@@ -2,29 +2,16 @@
 
 use super::{Needs, call, put};
 use crate::abi::{
-    Code, Handle, HostFn, INVALID_HANDLE, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_ISOLATION,
+    Code, Handle, HostFn, INVALID_HANDLE, INVALID_VALUE, STREAM_CAPTURE_ISOLATION,
     STREAM_CAPTURE_UNSUPPORTED, STREAM_NON_BLOCKING,
 };
 use crate::capture::{Mode, exchange_mode};
 use crate::stream::{Kind, Work};
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreate(out: *mut Handle, flags: c_uint) -> Code {
-    create("cuStreamCreate", out, flags)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamCreateWithPriority(
-    out: *mut Handle,
-    flags: c_uint,
-    _priority: c_int,
-) -> Code {
-    create("cuStreamCreateWithPriority", out, flags)
-}
-
-fn create(function: &'static str, out: *mut Handle, flags: c_uint) -> Code {
-    call(function, Needs::Context, |mut call| {
+    call("cuStreamCreate", Needs::Context, |mut call| {
         let kind = match flags {
             0 => Kind::Blocking,
             STREAM_NON_BLOCKING => Kind::NonBlocking,
@@ -44,16 +31,6 @@ unsafe extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Code {
         }
         call.state.destroy_stream(stream);
         Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamQuery(stream: Handle) -> Code {
-    call("cuStreamQuery", Needs::Context, |mut call| {
-        let stream = call.state.stream(call.context, stream)?;
-        call.state.refuse_captured(stream)?;
-        let places = call.state.so_far(stream);
-        if call.state.are_done(&places) { Ok(()) } else { Err(NOT_READY) }
     })
 }
 
@@ -82,15 +59,6 @@ unsafe extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_u
         }
         call.state.submit(stream, Some(place), Work::Wait);
         Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetCtx(stream: Handle, out: *mut Handle) -> Code {
-    call("cuStreamGetCtx", Needs::Context, |mut call| {
-        let stream = call.state.stream(call.context, stream)?;
-        // SAFETY: the caller's promise.
-        unsafe { put(out, call.state.streams[&stream].context) }
     })
 }
 

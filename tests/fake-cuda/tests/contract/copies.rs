@@ -15,7 +15,7 @@ fn a_copy_from_a_device_writes_host_memory_when_the_stream_comes_to_it_and_not_b
         assert_eq!(record(done, stream.handle()), OK);
         assert_eq!((query(done), host.byte(0)), (NOT_READY, 0));
         fake.release();
-        assert_eq!(cuda!(cuEventSynchronize(done => usize) -> c_int), OK);
+        assert_eq!(synchronize(stream.handle()), OK);
         assert_eq!((query(done), host.byte(0), host.byte(PAGE - 1)), (OK, 7, 7));
         destroy(done);
         assert_eq!(host.unregister(), OK);

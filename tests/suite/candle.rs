@@ -1,21 +1,17 @@
 //! candle's variables, saved while they change, and set from checkpoints.
 
-mod common;
-
+use crate::common::held::{self, Filled, Held};
+use crate::common::scratch;
 use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use candle_nn::{Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear};
-use common::scratch;
 use ringstow::candle::{AdamW, VarMaps, load, save, save_async, var_builder};
-use ringstow::{
-    Checkpoint, CheckpointManager, Dtype, Error, OnDamage, Retention, Source, Store, TensorInfo,
-    Value,
-};
+use ringstow::{Checkpoint, CheckpointManager, Error, OnDamage, Retention, Store, Value};
 use safetensors::View;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -43,39 +39,15 @@ fn only_value(var: &Var) -> f32 {
     all[0]
 }
 
-/// A source of one byte that keeps its save waiting.
-struct Gate {
-    reached: Sender<()>,
-    open: Mutex<Receiver<()>>,
-}
-
-impl Source for Gate {
-    fn nbytes(&self) -> u64 {
-        1
-    }
-
-    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
-        self.reached.send(()).unwrap();
-        self.open.lock().unwrap().recv().unwrap();
-        Ok(())
-    }
-}
-
-/// A gate, what says that a save has reached it, and what opens it.
-fn gate() -> (Gate, Receiver<()>, Sender<()>) {
-    let ((reached, is_reached), (opener, open)) = (channel(), channel());
-    (Gate { reached, open: Mutex::new(open) }, is_reached, opener)
-}
-
 #[test]
 fn a_change_waits_until_the_save_has_copied_everything() {
     let dir = scratch();
     let weight = var(1.0, 1000);
     let maps = VarMaps::new([("", &map_of([("weight", weight.clone())]))]);
     let mut state = maps.state().unwrap();
-    let (gate, reached, opener) = gate();
-    let info = TensorInfo { name: "gate".into(), dtype: Dtype::U8, shape: vec![1] };
-    state.source(info, Box::new(gate));
+    let (reaches, reached) = channel();
+    let (held, opener) = Held::new(Filled { byte: 1, bytes: 1 }, move || reaches.send(()).unwrap());
+    held::add(&mut state, "gate", held);
     let saving = ringstow::save_async(state, dir.path().join("saved")).unwrap();
     reached.recv().unwrap();
 
@@ -89,7 +61,7 @@ fn a_change_waits_until_the_save_has_copied_everything() {
     // A slow machine passes as well; a change that does not wait has ended by then on any.
     let early = has_ended.recv_timeout(Duration::from_millis(300));
     assert_eq!(early, Err(RecvTimeoutError::Timeout));
-    opener.send(()).unwrap();
+    drop(opener);
     setter.join().unwrap();
     saving.result().unwrap();
     let loaded = ringstow::load(dir.path().join("saved")).unwrap();

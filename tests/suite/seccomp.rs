@@ -4,9 +4,7 @@
 //! a thread of its own.
 #![cfg(all(target_os = "linux", feature = "uring"))]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use nix::libc;
 use ringstow::internals::engine::fallback::Fallback;
 use ringstow::{Config, EngineChoice, Error, IoPriority, Runtime, SaveReport};

@@ -1,13 +1,13 @@
 //! What holds however large a state is, told by counts and not by the clock: what is allocated grows
 //! as the state does, a tensor larger than memory goes through the pool, a cancelled save ends.
 
-mod common;
-#[path = "common/nowhere.rs"]
+#[path = "../common/nowhere.rs"]
 mod nowhere;
 
-use common::{State, names_in, rig, small_config};
+use crate::common::{State, is_alone, names_in, rig, scratch, small_config};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
 use ringstow::internals::format::receipt;
+use ringstow::internals::store;
 use ringstow::{Checkpoint, Config, Error, Job, LoadOptions, Manifest, Receipt, Runtime, Source};
 use std::path::Path;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn one_filler() -> Runtime {
 }
 
 fn save(runtime: &Runtime, count: usize, dir: &Path) {
-    ringstow::internals::store::save(runtime, &state(count, |_| 64), dir, &Arc::default()).unwrap();
+    store::save(runtime, &state(count, |_| 64), dir, &Arc::default()).unwrap();
 }
 
 fn load(runtime: &Runtime, dir: &Path) {
@@ -75,7 +75,7 @@ fn planning_allocates_in_proportion_to_the_tensors() {
 
 #[test]
 fn saves_and_loads_allocate_in_proportion_to_tensors() {
-    let (root, runtime) = (common::scratch(), one_filler());
+    let (root, runtime) = (scratch(), one_filler());
     let dir = root.path().join("to");
     assert_linear("a save", |n| save(&runtime, n, &dir));
     assert_linear("a save and a load", |n| {
@@ -97,12 +97,12 @@ fn save_holds_little_memory_for_each_tensor() {
     const SAVE_BYTES_MAX: u64 = 100;
     // The text of the earlier manifest, read for its list of files, is 193.
     const SAVE_OVER_BYTES_MAX: u64 = 230;
-    let (root, runtime) = (common::scratch(), runtime(Config { fillers: 1, ..Config::default() }));
+    let (root, runtime) = (scratch(), runtime(Config { fillers: 1, ..Config::default() }));
     let states = [10_000, 20_000].map(|n| (n, state(n, |_| 64)));
     let save = |count: usize, dir: &str| {
         let (_, state) = states.iter().find(|(n, _)| *n == count).expect("one of the two");
         let dir = root.path().join(format!("{dir}-{count}"));
-        ringstow::internals::store::save(&runtime, state, &dir, &Arc::default()).unwrap();
+        store::save(&runtime, state, &dir, &Arc::default()).unwrap();
     };
     let new = heap_bytes_each(|n| save(n, "to"));
     let over = heap_bytes_each(|n| save(n, "to"));
@@ -131,13 +131,11 @@ fn an_open_checkpoint_holds_little_of_a_tensor() {
 #[test]
 fn a_block_takes_a_handful_of_allocations() {
     const EACH_MAX: u64 = 10;
-    let (root, runtime) = (common::scratch(), one_filler());
+    let (root, runtime) = (scratch(), one_filler());
     let dir = root.path().join("to");
     let count = |blocks: u64| {
         let state = vast(Box::new(Sparse(blocks * 4096)));
-        let save = || {
-            drop(ringstow::internals::store::save(&runtime, &state, &dir, &Arc::default()).unwrap())
-        };
+        let save = || drop(store::save(&runtime, &state, &dir, &Arc::default()).unwrap());
         save();
         allocation_counter::measure(save).count_total
     };
@@ -151,7 +149,7 @@ fn place() -> (Result<Endless, tempfile::TempDir>, u64) {
         Ok(endless) => (Ok(endless), 64_000_000_000),
         Err(why) => {
             rig::missing(&format!("1 GB in place of 64, as only root can mount a ramfs: {why}"));
-            (Err(common::scratch()), 1_000_000_000)
+            (Err(scratch()), 1_000_000_000)
         }
     }
 }
@@ -189,7 +187,10 @@ fn status(key: &str) -> u64 {
 #[cfg(target_os = "linux")]
 #[test]
 fn tensor_larger_than_memory_fits_a_16_mib_pool() {
-    /// The pool, what is kept of each block, and what the other tests here use meanwhile.
+    if !is_alone("scale::tensor_larger_than_memory_fits_a_16_mib_pool") {
+        return;
+    }
+    /// The pool, and what is kept of each block.
     const GROWTH_BYTES_MAX: u64 = 128 << 20;
     apart(|| {
         let (place, bytes) = place();
@@ -198,8 +199,7 @@ fn tensor_larger_than_memory_fits_a_16_mib_pool() {
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = status("VmRSS");
         let state = vast(Box::new(Sparse(bytes)));
-        let report =
-            ringstow::internals::store::save(&small_pool(), &state, &dir, &Arc::default()).unwrap();
+        let report = store::save(&small_pool(), &state, &dir, &Arc::default()).unwrap();
         assert_eq!((report.tensor_bytes, report.pool_bytes), (bytes, 16 << 20));
         let grown = status("VmHWM").saturating_sub(before);
         assert!(grown <= GROWTH_BYTES_MAX, "{grown} bytes more at the peak");
@@ -240,8 +240,7 @@ fn cancelled_huge_save_ends_and_keeps_the_old() {
         for dir in [dir.clone(), path_of(&place).join("new")] {
             let (job, read) = (Arc::<Job>::default(), Arc::<AtomicUsize>::default());
             let source = Cancelling { bytes, at: 1_000, read: read.clone(), job: job.clone() };
-            let error =
-                ringstow::internals::store::save(&runtime, &vast(Box::new(source)), &dir, &job);
+            let error = store::save(&runtime, &vast(Box::new(source)), &dir, &job);
             assert!(matches!(error, Err(Error::Cancelled { .. })), "{error:?}");
             let pieces = read.load(Relaxed);
             assert!((1_000..=1_000 + 2 * PIECES).contains(&pieces), "{pieces} pieces were read");
@@ -263,7 +262,7 @@ impl Drop for Ended<'_> {
 
 #[test]
 fn a_save_while_every_core_is_busy_is_whole() {
-    let (root, runtime) = (common::scratch(), common::runtime());
+    let (root, runtime) = (scratch(), crate::common::runtime());
     let (dir, wanted) = (root.path().join("busy"), State::new(1, &[1, 4096, 1_000_003, 65_536]));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let ended = AtomicBool::new(false);
@@ -279,6 +278,6 @@ fn a_save_while_every_core_is_busy_is_whole() {
         wanted.save(&runtime, &dir).unwrap();
     });
     wanted.assert_at(&runtime, &dir);
-    let check = ringstow::internals::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+    let check = store::verify(&runtime, &dir, &Arc::default()).unwrap();
     assert!(check.damage.is_empty(), "{:?}", check.damage);
 }

@@ -1,22 +1,17 @@
-//! A checkpoint of more files, or parts, than the process may have open. A test binary of its own: it
-//! lowers the limit.
+//! A checkpoint of more files, or parts, than the process may have open.
 #![cfg(unix)]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use ringstow::internals::format::names;
 use ringstow::{Config, Disposal, Runtime, remove, retain};
 use std::fs;
-use std::sync::{Mutex, PoisonError};
-
-/// The limit is the process': one test at a time.
-static LIMIT: Mutex<()> = Mutex::new(());
 
 #[test]
 fn more_files_than_the_soft_limit_allows_are_saved_and_loaded() {
-    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_alone("many_files::more_files_than_the_soft_limit_allows_are_saved_and_loaded") {
+        return;
+    }
     let root = scratch();
     let runtime = Runtime::shared(&Config { shard_bytes: 4096, ..small_config() }).unwrap();
     let state = State::new(1, &[4096; 120]);
@@ -36,7 +31,9 @@ fn more_files_than_the_soft_limit_allows_are_saved_and_loaded() {
 
 #[test]
 fn removal_locks_more_shares_than_the_soft_file_limit() {
-    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_alone("many_files::removal_locks_more_shares_than_the_soft_file_limit") {
+        return;
+    }
     let root = scratch();
     for step in 1..3 {
         for rank in 0..120 {

@@ -1,7 +1,9 @@
 //! The fuzz targets over their stored inputs, on stable Rust: what a fuzzer reached, and each input that once failed.
 #![cfg(unix)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod memory;
 
 use common::{noise, number};
 use fuzz_targets::{TARGETS, Target};

@@ -1,9 +1,6 @@
 //! Opening any file takes at most four times its size and 1 MiB of memory, whatever the file says.
-#![cfg(unix)]
 
-mod common;
-
-use common::{scratch, sealed};
+use crate::common::{scratch, sealed};
 use fuzz_targets::memory::{CONSTANT, bounded, most_during};
 use ringstow::internals::config::found;
 use ringstow::{Checkpoint, OpenOptions, Receipt};

@@ -5,10 +5,9 @@
 //! torture-kills` is the long form; RINGSTOW_KILLS sets how many, RINGSTOW_SEED which.
 #![cfg(unix)]
 
-mod common;
-
-use common::{State, assert_no_litter_in, names_in, number, step_at, step_with};
+use crate::common::{State, assert_no_litter_in, names_in, number, step_at, step_with};
 use fastrand::Rng;
+use ringstow::internals::store;
 use ringstow::{Config, Disposal, EngineChoice, Pruning, Runtime, Status};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -68,7 +67,7 @@ struct Saver {
 
 impl Saver {
     fn start(dir: &Path, engine: &str, stripe: Option<&Path>, last: i64) -> Self {
-        Self::run("child_that_saves_until_it_is_killed", dir, engine, stripe, last)
+        Self::run("crash::child_that_saves_until_it_is_killed", dir, engine, stripe, last)
     }
 
     /// Starts the test of this name in a process of its own.
@@ -190,11 +189,11 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
         );
         of_the_killed_save += u64::from(found == reported + 1);
         State::new(found, &SIZES).assert_at(&runtime, &dir);
-        let report = ringstow::internals::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+        let report = store::verify(&runtime, &dir, &Arc::default()).unwrap();
         assert!(report.damage.is_empty(), "kill {kill} of seed {seed}: {:?}", report.damage);
         // Every other time, what was left is the next save's to clear away.
         if kill % 2 == 0 {
-            ringstow::internals::store::prune(&dir, runtime.config()).unwrap();
+            store::prune(&dir, runtime.config()).unwrap();
             assert_no_litter_in(runtime.config(), &dir);
             State::new(found, &SIZES).assert_at(&runtime, &dir);
         }
@@ -204,7 +203,7 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
     State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
     assert_no_litter_in(runtime.config(), &dir);
     let pruning = Pruning { recycled: true, ..Pruning::default() };
-    ringstow::internals::store::prune_with(root.path(), pruning, runtime.config()).unwrap();
+    store::prune_with(root.path(), pruning, runtime.config()).unwrap();
     assert_eq!(names_in(root.path()), ["ckpt"]);
 }
 
@@ -233,7 +232,7 @@ fn kill_while_files_are_recycled_leaves_whole_checkpoints() {
     State::new(0, &SIZES).save(&runtime, &root.path().join("step-0")).unwrap();
     let (mut random, mut last) = (Rng::with_seed(3), 0);
     for kill in 0..20 {
-        let child = "child_that_saves_and_retires_until_it_is_killed";
+        let child = "crash::child_that_saves_and_retires_until_it_is_killed";
         let mut saver = Saver::run(child, root.path(), "auto", None, last);
         saver.await_commits(random.u64(..4));
         let most = 1 << random.u64(..22);

@@ -1,21 +1,20 @@
 //! The Rust programs of the docs are programs of `examples/`, which compile; here they run.
 #![cfg(unix)]
 
-mod common;
-
-#[path = "../examples/background.rs"]
+#[path = "../../examples/background.rs"]
 mod background;
-#[path = "../examples/load_part.rs"]
+#[path = "../../examples/load_part.rs"]
 mod load_part;
-#[path = "../examples/manager.rs"]
+#[path = "../../examples/manager.rs"]
 mod manager;
-#[path = "../examples/quickstart.rs"]
+#[path = "../../examples/quickstart.rs"]
 mod quickstart;
-#[path = "../examples/stream.rs"]
+#[path = "../../examples/stream.rs"]
 mod stream;
-#[path = "../examples/tiers.rs"]
+#[path = "../../examples/tiers.rs"]
 mod tiers;
 
+use crate::common::{is_alone, scratch};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,10 +60,12 @@ fn rust_blocks_are_examples_word_for_word() {
     assert!(rust_blocks(&root().join("docs/rust.md")).len() > 1, "the guide has programs");
 }
 
-/// Changes the current directory; the other test of this file does not depend on it.
 #[test]
 fn the_pages_programs_run() {
-    let dir = common::scratch();
+    if !is_alone("readme::the_pages_programs_run") {
+        return;
+    }
+    let dir = scratch();
     std::env::set_current_dir(dir.path()).unwrap();
     manager::main().unwrap();
     manager::main().unwrap();

@@ -1,10 +1,8 @@
-//! The priorities of a save's threads. One test, since it looks at all threads of its process.
+//! The priorities of a save's threads.
 #![allow(unsafe_code)] // only the system call reads an I/O priority
 #![cfg(target_os = "linux")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use nix::libc;
 use ringstow::{Config, EngineChoice, Error, IoPriority, SaveHandle, Store};
 use std::fs;
@@ -50,6 +48,9 @@ fn is_ours(name: &str) -> bool {
 
 #[test]
 fn threads_of_ringstow_get_the_priorities_and_the_callers_keep_theirs() {
+    if !is_alone("priority::threads_of_ringstow_get_the_priorities_and_the_callers_keep_theirs") {
+        return;
+    }
     let root = scratch();
     let own = threads();
     for engine in [EngineChoice::Portable, EngineChoice::Auto] {
