@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 const LIMIT: u64 = 768 << 20;
 const STATE: u64 = 320 << 20;
 const PROCESSES: usize = 3;
+/// What each save takes.
+const LEAST: u64 = 64 << 20;
 
 /// The group that a child of the test joins, and where it saves.
 const GROUP: &str = "RINGSTOW_TEST_GROUP";
@@ -99,8 +101,10 @@ fn processes_of_a_group_take_half_of_its_memory_together() {
         had.push(bytes.parse::<u64>().unwrap());
         said += &text;
     }
-    assert!(had.iter().sum::<u64>() <= LIMIT / 2, "{had:?}");
-    assert!(had.iter().any(|&bytes| bytes > 64 << 20), "{had:?}");
+    // What no save can do without, one takes that begins when the others have all there is.
+    let more: Vec<u64> = had.iter().copied().filter(|&bytes| bytes > LEAST).collect();
+    assert!(more.iter().sum::<u64>() <= LIMIT / 2, "{had:?}");
+    assert!(!more.is_empty(), "{had:?}");
     let name = group.0.file_name().unwrap().to_str().unwrap();
     assert!(said.contains(&format!("of the control group /{name} (limit 805 MB,")), "{said}");
     for number in 0..PROCESSES {
