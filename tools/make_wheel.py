@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,6 +112,10 @@ def check(python: Path, wheel: Path, most_bytes: int) -> None:
     print(f"{wheel.name}: {nbytes / 1e6:.1f} MB", flush=True)
     if nbytes > most_bytes:
         raise WheelFailed(f"{wheel} has {nbytes} bytes, more than {most_bytes}")
+    with zipfile.ZipFile(wheel) as archive:
+        compiled = [name for name in archive.namelist() if "__pycache__" in name]
+    if compiled:
+        raise WheelFailed(f"{wheel} has {compiled[0]}, which belongs to the tree that it is from")
     run(python, "-m", "abi3audit", "--strict", "--summary", wheel)
 
 
