@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -20,9 +19,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from comparing.cold import cold_load, quartiles, reduced
 from comparing.directories import fresh_directory, machine
-from comparing.durable import drop_caches
 from comparing.fio import BLOCK_BYTES, run_job
+from comparing.usage import memory_bytes, reset_peak
 from ringstow import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -78,10 +78,9 @@ def main() -> None:
     if rank == 0:
         print(f"{dist.get_world_size()} ranks, {nbytes / 1e9:.2f} GB, {machine(args.directory)}")
         for name, loads in found.items():
-            low, middle, high = statistics.quantiles([one.seconds for one in loads], n=4)
             read, memory = (statistics.median(one[at] for one in loads) for at in (1, 2))
             print(
-                f"{name:<27} {middle:6.2f} s ({low:.2f} to {high:.2f}), "
+                f"{name:<27} {quartiles([one.seconds for one in loads])}, "
                 f"read {read / nbytes:.2f} x, memory {memory / nbytes:.2f} x"
             )
     dist.destroy_process_group()
@@ -133,32 +132,12 @@ def by_fio(file: Path, nbytes: int) -> float:
 
 def load(way: Callable[[], object], path: Path) -> Loaded:
     """Return a cold load on all ranks."""
-    drop_caches(path)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    dist.barrier()
-    read, memory, begun = read_bytes(), in_status("VmRSS"), time.monotonic()
-    told = way()
-    dist.barrier()
-    seconds = told if isinstance(told, float) else time.monotonic() - begun  # fio starts slowly
-    moved = torch.tensor([read_bytes() - read], dtype=torch.float64)
-    peak = torch.tensor([in_status("VmHWM") - memory], dtype=torch.float64)
-    dist.all_reduce(moved)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return Loaded(seconds, moved.item(), peak.item())
-
-
-def read_bytes() -> int:
-    """Return the bytes that storage gave this process, without fio's."""
-    return field("/proc/self/io", "read_bytes")
-
-
-def in_status(name: str) -> int:
-    return field("/proc/self/status", name) * 1024
-
-
-def field(path: str, name: str) -> int:
-    lines = Path(path).read_text().splitlines()
-    return int(dict(line.split(":") for line in lines)[name].split()[0])
+    reset_peak()
+    before = memory_bytes("VmRSS")
+    one = cold_load(path, way)
+    seconds = one.result if isinstance(one.result, float) else one.seconds  # fio starts slowly
+    peak = reduced(memory_bytes("VmHWM") - before, dist.ReduceOp.MAX)
+    return Loaded(seconds, one.read, peak)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import ctypes
 import os
 import shutil
 import statistics
-import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -26,8 +25,8 @@ from typing import NamedTuple, get_args
 import ringstow
 import torch
 import torch.distributed as dist
+from comparing.cold import cold_load, quartiles, reduced
 from comparing.directories import fresh_directory
-from comparing.durable import drop_caches
 from comparing.processes import CompareFailed
 from ringstow import _native, distributed
 from ringstow._core._config import ShareReads
@@ -75,13 +74,11 @@ def main() -> None:
         print(f"{size} ranks{nodes}, {args.gb} GB each, {args.rounds} rounds, cold")
         for number, way in enumerate(WAYS):
             loads = [one[number] for one in found]
-            seconds = [one.seconds for one in loads]
-            low, middle, high = statistics.quantiles(seconds, n=4)
             read, sent = (
                 statistics.median(one[at] for one in loads) / (args.gb * 1e9) for at in (1, 2)
             )
             print(
-                f"share_reads={way:<5} {middle:6.2f} s ({low:.2f} to {high:.2f}), "
+                f"share_reads={way:<5} {quartiles([one.seconds for one in loads])}, "
                 f"read {read:.2f} x, sent {sent:.2f} x"
             )
     dist.destroy_process_group()
@@ -118,21 +115,9 @@ def mount_apart(copy: Path, path: Path) -> None:
 
 def load(state: dict[str, torch.Tensor], path: Path, way: ShareReads) -> Loaded:
     """Return a cold load on all ranks."""
-    drop_caches(path)
-    dist.barrier()
-    before, begun = read_bytes(), time.monotonic()
-    report = distributed.load_into(state, path, config=ringstow.Config(share_reads=way))
-    dist.barrier()
-    seconds = time.monotonic() - begun
-    moved = torch.tensor([read_bytes() - before, report.received_bytes], dtype=torch.float64)
-    dist.all_reduce(moved)
-    return Loaded(seconds, *moved.tolist())
-
-
-def read_bytes() -> int:
-    """Return the bytes that storage gave this process."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+    config = ringstow.Config(share_reads=way)
+    one = cold_load(path, lambda: distributed.load_into(state, path, config=config))
+    return Loaded(one.seconds, one.read, reduced(one.result.received_bytes, dist.ReduceOp.SUM))
 
 
 if __name__ == "__main__":

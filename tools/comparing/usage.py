@@ -34,6 +34,12 @@ def memory_bytes(field: str, pid: int | str = "self") -> int:
     return _field_bytes(Path(f"/proc/{pid}/status"), field)
 
 
+def read_bytes() -> int:
+    """Return the bytes that storage gave this process, and the children that it has waited for."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
 def meminfo_bytes(field: str) -> int:
     """Return a field of /proc/meminfo, such as MemFree, in bytes."""
     return _field_bytes(Path("/proc/meminfo"), field)
