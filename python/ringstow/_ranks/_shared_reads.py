@@ -91,10 +91,8 @@ class Needs(NamedTuple):
         known: dict[str, int] = {}
         where = (os.path.dirname(path) for _, path, _, _ in _native.files_of(checkpoint))
         directories = tuple(known.setdefault(one, len(known)) for one in where)
-        bound_to = sum(1 << core for core in os.sched_getaffinity(0))
-        return cls(
-            _native.boot_id(), units, unit_bytes, directories, memory, bound_to, _native.cores()
-        )
+        host, cores = _native.boot_id(), _native.cores()
+        return cls(host, units, unit_bytes, directories, memory, _bound_to(), cores)
 
 
 def shown(config: str) -> tuple[str, ...]:
@@ -410,6 +408,12 @@ def _why_not_sent(ranks: Group, checkpoint: _native.Checkpoint) -> str | None:
     if not ranks.may_send:
         return "this PyTorch makes no process group of ringstow's own"
     return None
+
+
+def _bound_to() -> int:
+    """Return the cores that this process is bound to, as bits; all where no system call says."""
+    bound = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    return sum(1 << core for core in bound(0))
 
 
 def _cores(needs: list[Needs], host: str) -> int:

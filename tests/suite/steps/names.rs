@@ -135,6 +135,7 @@ fn a_link_is_no_step_of_its_own() {
     assert_eq!(newest(root.path()).as_deref(), Some("step-4"));
     let done = retain_as_planned(root.path(), &keep(1));
     assert_eq!(all_named(&done.kept), ["step-2"]);
+    assert!(why_left(&done, "step-4").contains("it is a link"), "{done:?}");
     assert!(other.path().join("step-4/manifest.json").exists());
     assert!(root.path().join("step-4/manifest.json").exists());
 }
