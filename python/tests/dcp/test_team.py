@@ -69,6 +69,7 @@ def test_each_raises_on_all_ranks_what_one_raises(ranks, victim):
 def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(rank):
     group = dist.new_group(backend="gloo")
     team = Group(group)
+    dist.barrier()  # the other rank may still be connecting to this one
     dist.destroy_process_group(group)
     first = "result(), or close the manager, before destroy_process_group()"
     for ask in (
